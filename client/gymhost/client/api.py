@@ -1,0 +1,309 @@
+"""`connect` and `make`: how users get at environments on a server."""
+
+import asyncio
+import dataclasses
+import os
+import threading
+from collections.abc import Generator, Sequence
+from typing import Any, Self
+
+import gymnasium
+
+from gymhost.client.connection import CALL_GRACE, CONNECT_TIMEOUT, RECONNECT_TIMEOUT, Connection
+from gymhost.client.embedded import EmbeddedServer
+from gymhost.client.loop import on_fork
+from gymhost.client.session import Session, SessionOptions, tool_dict
+from gymhost.v1 import environments_pb2 as pb
+from gymhost.wire import spaces, values
+
+__all__ = ["EnvironmentDescription", "RemoteServer", "connect"]
+
+# Seconds for calls that only ask.
+ASK_LIMIT = 60.0
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvironmentDescription:
+    """An environment that a server hosts.
+
+    Attributes:
+        id: Its id.
+        description: What it is.
+        mode: How its code runs: `thread`, `async` or `inline`.
+        isolation: `shared` or `process`.
+        source: The distribution that registered it; empty where that is not known.
+        step_timeout: Seconds that a step may take; None for no limit.
+        reset_timeout: Seconds that a reset may take; None for no limit.
+        conversational: Whether actions are assistant messages. This and what follows is known from `describe` only.
+        tools: `name`, `description` and `parameters` (JSON Schema) of each tool.
+        splits: The number of tasks in each split; None for one without end.
+        observation_space: None unless described.
+        action_space: None unless described.
+        metadata: Gymnasium's metadata.
+    """
+
+    id: str
+    description: str
+    mode: str
+    isolation: str
+    source: str
+    step_timeout: float | None
+    reset_timeout: float | None
+    conversational: bool = False
+    tools: Sequence[dict[str, Any]] = ()
+    splits: dict[str, int | None] = dataclasses.field(default_factory=dict[str, int | None])
+    observation_space: gymnasium.Space[Any] | None = None
+    action_space: gymnasium.Space[Any] | None = None
+    metadata: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+
+    @classmethod
+    def from_info(cls, info: pb.EnvironmentInfo) -> "EnvironmentDescription":
+        """Reads the contract's message."""
+        return cls(
+            id=info.environment_id,
+            description=info.description,
+            mode=pb.RunMode.Name(info.run_mode).removeprefix("RUN_MODE_").lower(),
+            isolation=pb.Isolation.Name(info.isolation).removeprefix("ISOLATION_").lower(),
+            source=info.source,
+            step_timeout=info.step_timeout_ms / 1000 or None,
+            reset_timeout=info.reset_timeout_ms / 1000 or None,
+            conversational=info.conversational,
+            tools=tuple(tool_dict(tool) for tool in info.tools),
+            splits={split.name: split.count if split.HasField("count") else None for split in info.splits},
+            observation_space=spaces.decode(info.observation_space) if info.HasField("observation_space") else None,
+            action_space=spaces.decode(info.action_space) if info.HasField("action_space") else None,
+            metadata=values.decode(info.metadata) or {},
+        )
+
+
+class _Shared:
+    """A connection, with the embedded server behind it if there is one, and how many hold it."""
+
+    def __init__(self, connection: Connection, embedded: EmbeddedServer | None) -> None:
+        self.connection = connection
+        self.embedded = embedded
+        self.holders = 0
+
+    def forked(self) -> None:
+        """Called in a forked child: what is shared is the parent's."""
+        if self.embedded is not None:
+            self.embedded.forked()
+        _shared.clear()
+
+
+_lock = threading.Lock()
+_shared: dict[tuple[Any, ...], _Shared] = {}
+
+
+class RemoteServer:
+    """A server that hosts environments; made by `connect`. A context manager, for `async with` and for `with` alike.
+
+    Its methods are coroutines and may be awaited on any event loop. All that a process connects to one server goes over
+    one connection.
+    """
+
+    def __init__(
+        self,
+        address: str | None,
+        token: str | None,
+        modules: Sequence[str],
+        connect_timeout: float,
+        reconnect_timeout: float,
+    ) -> None:
+        self._address = address
+        self._token = token if token is not None or address is None else os.environ.get("GYMHOST_TOKEN")
+        self._modules = tuple(modules)
+        self._connect_timeout = connect_timeout
+        self._reconnect_timeout = reconnect_timeout
+        self._key = (address, self._token, self._modules, connect_timeout, reconnect_timeout)
+        self._held: _Shared | None = None
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    def open(self) -> Self:
+        """Connects, from any thread; starts the embedded server where no address was given.
+
+        Raises:
+            ServerUnavailable: The server could not be reached, or started.
+            Unauthenticated: It did not take the token.
+        """
+        if self._held is not None:
+            return self
+        with _lock:
+            shared = _shared.get(self._key)
+            if shared is None or shared.connection.dead is not None:
+                shared = self._connect()
+                _shared[self._key] = shared
+            shared.holders += 1
+            self._held = shared
+        return self
+
+    def _connect(self) -> _Shared:
+        embedded = EmbeddedServer(self._modules) if self._address is None else None
+        connection = Connection(
+            embedded.address if embedded else self._address or "",
+            embedded.token if embedded else self._token,
+            connect_timeout=self._connect_timeout,
+            reconnect_timeout=self._reconnect_timeout,
+        )
+        try:
+            connection.thread.call(connection.open())
+        except BaseException:
+            if embedded is not None:
+                embedded.stop()
+            raise
+        shared = _Shared(connection, embedded)
+        on_fork(shared)
+        return shared
+
+    def close(self) -> None:
+        """Lets go of the connection; the last holder closes it, and stops the embedded server. Twice is no error."""
+        held, self._held = self._held, None
+        if held is None:
+            return
+        with _lock:
+            held.holders -= 1
+            if held.holders:
+                return
+            if _shared.get(self._key) is held:
+                del _shared[self._key]
+        held.connection.thread.call(held.connection.close())
+        if held.embedded is not None:
+            held.embedded.stop()
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return await asyncio.to_thread(self.open)
+
+    async def __aexit__(self, *exc: object) -> None:
+        await asyncio.to_thread(self.close)
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        """`server = await connect(...)`, to be closed with `close`."""
+        return self.__aenter__().__await__()
+
+    # -- use -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def connection(self) -> Connection:
+        """The connection, for those who build on it."""
+        if self._held is None:
+            self.open()
+            assert self._held is not None
+        return self._held.connection
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What `connect` was given, to connect again elsewhere."""
+        return {
+            "address": self._address,
+            "token": self._token,
+            "modules": self._modules,
+            "connect_timeout": self._connect_timeout,
+            "reconnect_timeout": self._reconnect_timeout,
+        }
+
+    @property
+    def address(self) -> str:
+        """Where the server listens."""
+        return self.connection.address
+
+    def session(
+        self,
+        environment_id: str,
+        /,
+        *,
+        task: int | None = None,
+        split: str | None = None,
+        idle_timeout: float | None = None,
+        create_timeout: float | None = None,
+        **kwargs: Any,
+    ) -> Session:
+        """A session, which is created when it is entered with `async with`, or by awaiting its `open`.
+
+        Args:
+            environment_id: The environment.
+            task: The task that resets play unless their options name another.
+            split: The split that `task` counts in; None means the environment's first.
+            idle_timeout: Seconds without a command after which the server closes the session.
+            create_timeout: Seconds to wait for a place on a full server; None for the server's default.
+            **kwargs: Keyword arguments for the environment.
+        """
+        options = SessionOptions(environment_id, task=task, split=split, idle_timeout=idle_timeout, kwargs=kwargs)
+        return Session(self.connection, options, create_timeout=create_timeout)
+
+    async def describe(self, environment_id: str, /, **kwargs: Any) -> EnvironmentDescription:
+        """Describes an environment: spaces, tools, tasks.
+
+        Args:
+            environment_id: The environment.
+            **kwargs: Keyword arguments for the instance that is made to find out.
+
+        Raises:
+            UnknownEnvironment: No such environment is registered there.
+            EnvironmentFault: It could not be made.
+        """
+        request = pb.GetEnvironmentRequest(environment_id=environment_id)
+        if kwargs:
+            values.encode(kwargs, request.kwargs)
+        response = await self._unary("GetEnvironment", request, 300.0 + CALL_GRACE)
+        return EnvironmentDescription.from_info(response.environment)
+
+    async def environments(self, prefix: str = "") -> list[EnvironmentDescription]:
+        """Lists the environments that the server hosts, by the beginning of their ids."""
+        response = await self._unary("ListEnvironments", pb.ListEnvironmentsRequest(prefix=prefix), ASK_LIMIT)
+        return [EnvironmentDescription.from_info(info) for info in response.environments]
+
+    async def problems(self) -> list[str]:
+        """What the server could not load when it started, in words."""
+        response = await self._unary("ListEnvironments", pb.ListEnvironmentsRequest(prefix="\0"), ASK_LIMIT)
+        return list(response.problems)
+
+    async def sessions(self) -> list[dict[str, Any]]:
+        """The caller's sessions, without their ids: `environment_id`, `attached`, `age` in seconds, `worker`."""
+        response = await self._unary("ListSessions", pb.ListSessionsRequest(), ASK_LIMIT)
+        return [
+            {
+                "environment_id": info.environment_id,
+                "attached": info.attached,
+                "age": info.age_ms / 1000,
+                "worker": info.worker,
+            }
+            for info in response.sessions
+        ]
+
+    async def _unary(self, method: str, request: Any, timeout: float) -> Any:
+        connection = self.connection
+        return await connection.thread.acall(connection.unary(method, request, timeout))
+
+
+def connect(
+    address: str | None = None,
+    *,
+    token: str | None = None,
+    modules: Sequence[str] = (),
+    connect_timeout: float = CONNECT_TIMEOUT,
+    reconnect_timeout: float = RECONNECT_TIMEOUT,
+) -> RemoteServer:
+    """Connects to a server, or starts an embedded one.
+
+        async with connect("cpu7:50051") as server:
+            async with server.session("gymhost/GuessNumber-v0", task=3) as session:
+                observation, info = await session.reset(seed=0)
+
+    Args:
+        address: `HOST:PORT` or `unix:PATH`; None starts a server of this process's own, stopped with its last user.
+        token: The bearer token; None takes the environment variable GYMHOST_TOKEN.
+        modules: For an embedded server: modules that register environments.
+        connect_timeout: Seconds for the first connection.
+        reconnect_timeout: Seconds for restoring a broken one, after which what waits fails with ConnectionLost.
+
+    Returns:
+        The server, to be entered with `async with` or `with`, or opened with `open`.
+    """
+    return RemoteServer(address, token, modules, connect_timeout, reconnect_timeout)

@@ -1,0 +1,213 @@
+"""Commands in flight, and how their replies reach whoever waits: a coroutine on any event loop, or a thread."""
+
+import asyncio
+import collections
+import concurrent.futures
+import contextlib
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+from gymhost.v1 import environments_pb2 as pb
+from gymhost.wire import errors
+
+if TYPE_CHECKING:
+    from gymhost.client.connection import Connection
+
+
+class Pending:
+    """A command from its submission to its reply.
+
+    Args:
+        lane: The lane that it is numbered on; None for a command that is answered on lane 0.
+        number: The lane's number; 0 where the command is for the server itself.
+        kind: The kind of command.
+        payload: The message of that kind.
+        time_left_ms: Milliseconds until the server is to stop it; 0: no limit of the caller's.
+    """
+
+    __slots__ = ("code", "kind", "lane", "number", "payload", "reply", "sequence", "time_left_ms")
+
+    def __init__(self, lane: "Lane | None", number: int, kind: int, payload: bytes, time_left_ms: int = 0) -> None:
+        self.lane = lane
+        self.number = number
+        # The connection numbers those that the lane does not.
+        self.sequence = 0
+        self.kind = kind
+        self.payload = payload
+        self.time_left_ms = time_left_ms
+        self.code = 0
+        self.reply = b""
+
+    def resolve(self, code: int, reply: bytes) -> None:
+        """Takes the reply. On the connection's loop only."""
+        self.code = code
+        self.reply = reply
+        lane = self.lane
+        if lane is not None:
+            lane.free()
+        self.wake()
+
+    def fail(self, error: errors.Error) -> None:
+        """Takes an error in place of a reply."""
+        code, message = errors.to_wire(error)
+        self.resolve(code, message.SerializeToString())
+
+    def wake(self) -> None:
+        """Wakes whoever waits. A command that nobody waits for wakes no one."""
+
+    def result(self) -> bytes:
+        """The reply's payload.
+
+        Raises:
+            Error: The command failed.
+        """
+        if self.code:
+            raise errors.from_wire(self.code, pb.Error.FromString(self.reply))
+        return self.reply
+
+
+class ThreadPending(Pending):
+    """A command that a thread waits for."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self, lane: "Lane | None", number: int, kind: int, payload: bytes, time_left_ms: int = 0) -> None:
+        super().__init__(lane, number, kind, payload, time_left_ms)
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def wake(self) -> None:
+        self._lock.release()
+
+    def wait(self) -> bytes:
+        """Blocks until the reply is there; the connection sees to it that one comes."""
+        self._lock.acquire()
+        return self.result()
+
+
+class AsyncPending(Pending):
+    """A command that a coroutine waits for."""
+
+    __slots__ = ("_bridge", "future")
+
+    def __init__(
+        self, bridge: "Bridge", lane: "Lane | None", number: int, kind: int, payload: bytes, time_left_ms: int = 0
+    ) -> None:
+        super().__init__(lane, number, kind, payload, time_left_ms)
+        self._bridge = bridge
+        self.future: asyncio.Future[None] = bridge.loop.create_future()
+
+    def wake(self) -> None:
+        self._bridge.deliver(self)
+
+
+class Bridge:
+    """Carries commands from one event loop to a connection's, and replies back.
+
+    Each way what has gathered in a turn of the loop costs one wake-up of the other thread.
+
+    Args:
+        loop: The user's event loop.
+        connection: Where commands go.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, connection: "Connection") -> None:
+        self.loop = loop
+        self._connection = weakref.ref(connection)
+        self._out: list[Pending] = []
+        self._done: collections.deque[AsyncPending] = collections.deque()
+        # The bridges that have replies to carry at the end of this frame: the connection's list.
+        self._laden = connection.laden_bridges
+        self._is_laden = False
+
+    def submit(self, pending: Pending) -> None:
+        """Hands a command over at the end of this turn of the loop."""
+        if not self._out:
+            self.loop.call_soon(self._flush)
+        self._out.append(pending)
+
+    def _flush(self) -> None:
+        out, self._out = self._out, []
+        connection = self._connection()
+        if connection is not None:
+            connection.submit_all(out)
+
+    def deliver(self, pending: AsyncPending) -> None:
+        """Takes a command that has its reply. On the connection's loop."""
+        self._done.append(pending)
+        if not self._is_laden:
+            self._is_laden = True
+            self._laden.append(self)
+
+    def wake(self) -> None:
+        """Has the user's loop take what was delivered. On the connection's loop."""
+        self._is_laden = False
+        try:
+            self.loop.call_soon_threadsafe(self._take)
+        except RuntimeError:
+            self._done.clear()  # the loop was closed: nobody waits any more
+
+    def _take(self) -> None:
+        done = self._done
+        while done:
+            future = done.popleft().future
+            if not future.done():
+                future.set_result(None)
+
+
+class Lane:
+    """What a client keeps of a session: its numbering, and the command in flight.
+
+    Args:
+        connection: The connection that drives it.
+        number: The lane's number.
+        session_id: The session's id.
+    """
+
+    __slots__ = ("__weakref__", "_freed", "connection", "ended", "number", "pending", "sequence", "session_id")
+
+    def __init__(self, connection: "Connection", number: int, session_id: str) -> None:
+        self.connection = connection
+        self.number = number
+        self.session_id = session_id
+        self.sequence = 0
+        self.pending: Pending | None = None
+        # Why no more commands are taken, once that is so.
+        self.ended: errors.Error | None = None
+        self._freed: concurrent.futures.Future[None] | None = None
+
+    def begin(self, pending: Pending) -> None:
+        """Makes a command the one in flight. The lane must be free.
+
+        Raises:
+            Error: The session has ended.
+        """
+        if self.ended is not None:
+            raise self.ended.with_traceback(None)
+        self.sequence += 1
+        pending.sequence = self.sequence
+        self.pending = pending
+
+    def free(self) -> None:
+        """Called when the command in flight has its reply. On the connection's loop."""
+        self.pending = None
+        if (freed := self._freed) is not None:
+            self._freed = None
+            _settle(freed)
+
+    def until_free(self) -> concurrent.futures.Future[None]:
+        """What is done when the command in flight has its reply, as after one whose caller was cancelled."""
+        freed = self._freed
+        if freed is None:
+            freed = self._freed = concurrent.futures.Future()
+        if self.pending is None:
+            # It came between the look and the making of the future.
+            self._freed = None
+            _settle(freed)
+        return freed
+
+
+def _settle(future: concurrent.futures.Future[None]) -> None:
+    with contextlib.suppress(concurrent.futures.InvalidStateError):
+        future.set_result(None)

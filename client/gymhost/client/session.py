@@ -1,0 +1,314 @@
+"""The async session: one environment on a server, driven by awaiting."""
+
+import asyncio
+import contextlib
+import json
+import secrets
+import weakref
+from typing import Any, Self
+
+import gymnasium
+
+from gymhost.client.connection import Connection
+from gymhost.client.pending import AsyncPending, Lane
+from gymhost.v1 import environments_pb2 as pb
+from gymhost.v1 import values_pb2
+from gymhost.wire import errors, spaces, values
+
+__all__ = ["Session", "SessionOptions"]
+
+# What `reset` and `step` return.
+ResetResult = tuple[Any, dict[str, Any]]
+StepResult = tuple[Any, float, bool, bool, dict[str, Any]]
+
+# Spaces by their serialized form: thousands of sessions of one environment share them.
+_spaces: dict[bytes, gymnasium.Space[Any]] = {}
+
+
+class SessionOptions:
+    """What a session is made from; kept so that it can be made again.
+
+    Args:
+        environment_id: The environment.
+        task: The task that resets play unless their options name another; None leaves it to the environment.
+        split: The split that `task` counts in; None means the environment's first.
+        idle_timeout: Seconds without a command after which the server closes the session; None for no such limit.
+        kwargs: Keyword arguments for the environment.
+    """
+
+    def __init__(
+        self,
+        environment_id: str,
+        *,
+        task: int | None = None,
+        split: str | None = None,
+        idle_timeout: float | None = None,
+        kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        self.environment_id = environment_id
+        self.task = task
+        self.split = split
+        self.idle_timeout = idle_timeout
+        self.kwargs = kwargs or {}
+
+    def request(self) -> pb.CreateSessionRequest:
+        """The request that creates such a session, with a key of its own.
+
+        Raises:
+            EncodeError: A keyword argument can't travel.
+        """
+        request = pb.CreateSessionRequest(
+            environment_id=self.environment_id,
+            idempotency_key=secrets.token_bytes(16),
+            task=self.task,
+            split=self.split or "",
+            idle_timeout_ms=round((self.idle_timeout or 0) * 1000),
+        )
+        if self.kwargs:
+            values.encode(self.kwargs, request.kwargs)
+        return request
+
+
+class Made:
+    """What the server said of a session that it made."""
+
+    def __init__(self, response: pb.CreateSessionResponse) -> None:
+        self.observation_space = _space(response.observation_space)
+        self.action_space = _space(response.action_space)
+        self.metadata: dict[str, Any] = values.decode(response.metadata)
+        self.render_mode = response.render_mode or None
+        self.conversational = response.conversational
+        self.queued = response.queued_ms / 1000
+        self.tools = [tool_dict(tool) for tool in response.tools]
+
+
+def tool_dict(tool: pb.ToolSpec) -> dict[str, Any]:
+    """A tool as its name, description and the JSON Schema of its parameters."""
+    return {"name": tool.name, "description": tool.description, "parameters": json.loads(tool.parameters_json or "{}")}
+
+
+def _space(message: values_pb2.Space) -> gymnasium.Space[Any]:
+    key = message.SerializeToString(deterministic=True)
+    space = _spaces.get(key)
+    if space is None:
+        space = _spaces[key] = spaces.decode(message)
+    return space
+
+
+def release(lane: Lane) -> None:
+    """Closes a session that nobody holds any more."""
+    if lane.ended is None:
+        lane.connection.drop_lane(lane.number)
+        with contextlib.suppress(errors.Error):
+            lane.connection.forget(pb.COMMAND_KIND_CLOSE, lane.number)
+
+
+class Session:
+    """One environment on a server. Use it as an async context manager; it may be awaited from any event loop.
+
+    One command at a time: a second one waits for the first. A session that is garbage-collected is closed.
+
+    Args:
+        connection: The connection to the server.
+        options: What to make.
+        create_timeout: Seconds to wait for a place on a full server; None for the server's default.
+    """
+
+    def __init__(self, connection: Connection, options: SessionOptions, *, create_timeout: float | None = None) -> None:
+        self.options = options
+        self._connection = connection
+        self._create_timeout = create_timeout
+        self._lane: Lane | None = None
+        self._made: Made | None = None
+
+    async def open(self) -> Self:
+        """Creates the session on the server.
+
+        Raises:
+            UnknownEnvironment: No such environment is registered there.
+            CapacityExhausted: The server is full.
+            EnvironmentFault: The environment could not be made.
+        """
+        request = self.options.request()
+        reply = await self._connection.acall(pb.COMMAND_KIND_CREATE, request, timeout=self._create_timeout)
+        response = pb.CreateSessionResponse.FromString(reply)
+        self._lane = self._connection.lane(response.lanes[0])
+        self._made = Made(response)
+        weakref.finalize(self, release, self._lane)
+        return self
+
+    async def __aenter__(self) -> Self:
+        return await self.open() if self._lane is None else self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    # -- what it is ----------------------------------------------------------------------------------------------------
+
+    @property
+    def observation_space(self) -> gymnasium.Space[Any]:
+        """The environment's observation space."""
+        return self._opened.observation_space
+
+    @property
+    def action_space(self) -> gymnasium.Space[Any]:
+        """The environment's action space."""
+        return self._opened.action_space
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Gymnasium's metadata of the environment."""
+        return self._opened.metadata
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        """The environment's tools: `name`, `description`, `parameters` (JSON Schema)."""
+        return self._opened.tools
+
+    @property
+    def conversational(self) -> bool:
+        """Whether actions are assistant messages."""
+        return self._opened.conversational
+
+    @property
+    def queued(self) -> float:
+        """Seconds that the create waited for a place."""
+        return self._opened.queued
+
+    @property
+    def lost(self) -> bool:
+        """Whether the session has ended other than by `close`, as far as is known here."""
+        lane = self._lane
+        return lane is not None and lane.ended is not None and not isinstance(lane.ended, errors.SessionClosed)
+
+    @property
+    def _opened(self) -> Made:
+        if self._made is None:
+            raise errors.InvalidArgument("the session is not open: use `async with server.session(...)`, or await open()")
+        return self._made
+
+    # -- commands ------------------------------------------------------------------------------------------------------
+
+    async def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None, timeout: float | None = None
+    ) -> ResetResult:
+        """Starts an episode.
+
+        Args:
+            seed: As in Gymnasium.
+            options: As in Gymnasium; environments of gymhost know `task` and `split`.
+            timeout: Seconds after which the server stops the reset; None leaves it to the environment's own limit.
+
+        Returns:
+            The observation and the info.
+
+        Raises:
+            EnvironmentFault: The environment raised; the remote traceback is part of the message.
+            CommandTimeout: A time limit stopped it.
+            SessionError: The session has ended; its subclass says how.
+        """
+        return decode_reset(await self._command(pb.COMMAND_KIND_RESET, encode_reset(seed, options), timeout))
+
+    async def step(self, action: Any, *, timeout: float | None = None) -> StepResult:
+        """Takes a step.
+
+        Args:
+            action: The action.
+            timeout: Seconds after which the server stops the step; None leaves it to the environment's own limit.
+
+        Returns:
+            Observation, reward, terminated, truncated, info. Where the reward is invalid, `info["reward_invalid"]` is True.
+
+        Raises:
+            EnvironmentFault: The environment raised; the remote traceback is part of the message.
+            CommandTimeout: A time limit stopped it.
+            SessionError: The session has ended; its subclass says how.
+        """
+        return decode_step(await self._command(pb.COMMAND_KIND_STEP, encode_step(action), timeout))
+
+    async def call_tool(self, name: str, arguments: dict[str, Any], *, timeout: float | None = None) -> StepResult:
+        """Takes a step that consists of one tool call."""
+        command = pb.CallToolCommand(name=name, arguments=json.dumps(arguments))
+        reply = await self._command(pb.COMMAND_KIND_CALL_TOOL, command.SerializeToString(), timeout)
+        return decode_step_message(pb.CallToolResult.FromString(reply).result)
+
+    async def render(self) -> Any:
+        """Renders the environment, as Gymnasium does."""
+        return decode_render(await self._command(pb.COMMAND_KIND_RENDER, b"", None))
+
+    async def close(self) -> None:
+        """Closes the session. Twice is no error, nor is closing one that has ended."""
+        lane = self._lane
+        if lane is None or lane.ended is not None:
+            return
+        lane.ended = errors.SessionClosed("the session was closed")
+        self._connection.drop_lane(lane.number)
+        with contextlib.suppress(errors.ServerUnavailable):
+            await self._connection.acall(pb.COMMAND_KIND_CLOSE, None, lane=lane.number)
+
+    async def _command(self, kind: int, payload: bytes, timeout: float | None) -> bytes:
+        lane = self._lane
+        if lane is None:
+            raise errors.InvalidArgument("the session is not open: use `async with server.session(...)`, or await open()")
+        connection = self._connection
+        connection.check_size(payload)
+        while lane.pending is not None:
+            await asyncio.wrap_future(lane.until_free())
+        bridge = connection.bridge()
+        left = 0 if timeout is None else max(1, round(timeout * 1000))
+        pending = AsyncPending(bridge, lane, lane.number, kind, payload, left)
+        lane.begin(pending)
+        bridge.submit(pending)
+        try:
+            await pending.future
+        except asyncio.CancelledError:
+            connection.forget(pb.COMMAND_KIND_CANCEL, lane.number)
+            raise
+        return pending.result()
+
+
+# -- payloads ----------------------------------------------------------------------------------------------------------
+
+
+def encode_reset(seed: int | None, options: dict[str, Any] | None) -> bytes:
+    """The payload of a RESET."""
+    command = pb.ResetCommand()
+    if seed is not None:
+        try:
+            command.seed = seed
+        except (TypeError, ValueError):
+            raise errors.InvalidArgument(f"seed must be an int within 64 bits, not {seed!r}") from None
+    if options is not None:
+        values.encode(options, command.options)
+    return command.SerializeToString()
+
+
+def decode_reset(reply: bytes) -> ResetResult:
+    """What a RESET returned."""
+    result = pb.ResetResult.FromString(reply)
+    return values.decode(result.observation), values.decode(result.info) if result.HasField("info") else {}
+
+
+def encode_step(action: Any) -> bytes:
+    """The payload of a STEP."""
+    command = pb.StepCommand()
+    values.encode(action, command.action)
+    return command.SerializeToString()
+
+
+def decode_step(reply: bytes) -> StepResult:
+    """What a STEP returned."""
+    return decode_step_message(pb.StepResult.FromString(reply))
+
+
+def decode_step_message(result: pb.StepResult) -> StepResult:
+    """What a step returned."""
+    info = values.decode(result.info) if result.HasField("info") else {}
+    if result.reward_invalid:
+        info["reward_invalid"] = True
+    return values.decode(result.observation), result.reward, result.terminated, result.truncated, info
+
+
+def decode_render(reply: bytes) -> Any:
+    """What a RENDER returned."""
+    return values.decode(pb.RenderResult.FromString(reply).frame)

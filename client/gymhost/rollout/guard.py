@@ -1,0 +1,110 @@
+"""Keeps control-token spellings in text of the environment from becoming control tokens.
+
+A tokenizer turns the spelling of a control token (`<|im_end|>`, `<tool_call>`, ...) into that token wherever it stands,
+so that a tool could forge a turn of the system. Here such spellings are broken by a marker before the chat template is
+applied, and the tokenizer that the renderer is given encodes the pieces on each side of a marker on their own: the
+model reads the same characters, made of ordinary tokens.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+__all__ = ["GuardedTokenizer"]
+
+# A noncharacter of Unicode: it is set aside for internal use and never stands in text that is to be exchanged.
+MARKER = "\ufdd0"
+REPLACEMENT = "\ufffd"
+
+
+class GuardedTokenizer:
+    """A tokenizer that knows the marker; everything else is that of the tokenizer it wraps.
+
+    Args:
+        tokenizer: A Hugging Face tokenizer, or what else `renderers` takes.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.controls = _control_spellings(tokenizer)
+        self._patterns: dict[frozenset[str], re.Pattern[str] | None] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def guard(self, value: Any, keep: frozenset[str] = frozenset()) -> Any:
+        """Breaks the spellings in a text, or in all texts in lists and the values of mappings.
+
+        Args:
+            value: What to guard; anything that is no text, list or mapping is returned as it is.
+            keep: Spellings to leave as they are, since they stand for control tokens that the model itself sampled.
+        """
+        if isinstance(value, str):
+            return self._guard_text(value, keep)
+        if isinstance(value, Mapping):
+            return {key: self.guard(item, keep) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType]
+        if isinstance(value, list):
+            return [self.guard(item, keep) for item in value]  # pyright: ignore[reportUnknownVariableType]
+        return value
+
+    def _guard_text(self, text: str, keep: frozenset[str]) -> str:
+        if MARKER in text:
+            text = text.replace(MARKER, REPLACEMENT)
+        pattern = self._pattern(keep)
+        if pattern is None:
+            return text
+        # Once more after each pass: the rest of one spelling may be the start of another.
+        while pattern.search(text):
+            text = pattern.sub(lambda match: match[0][0] + MARKER + match[0][1:], text)
+        return text
+
+    def _pattern(self, keep: frozenset[str]) -> re.Pattern[str] | None:
+        if keep not in self._patterns:
+            spellings = sorted(self.controls.keys() - keep, key=len, reverse=True)
+            self._patterns[keep] = re.compile("|".join(map(re.escape, spellings))) if spellings else None
+        return self._patterns[keep]
+
+    def encode(self, text: str, *args: Any, **kwargs: Any) -> list[int]:
+        """Encodes text, piece by piece where it is marked."""
+        if MARKER not in text:
+            return self._tokenizer.encode(text, *args, **kwargs)
+        kwargs["add_special_tokens"] = False
+        return [i for piece in text.split(MARKER) if piece for i in self._tokenizer.encode(piece, *args, **kwargs)]
+
+    def __call__(self, text: Any, *args: Any, **kwargs: Any) -> Any:
+        """Encodes text with character offsets, piece by piece where it is marked."""
+        if not isinstance(text, str) or MARKER not in text:
+            return self._tokenizer(text, *args, **kwargs)
+        ids: list[int] = []
+        offsets: list[tuple[int, int]] = []
+        position = 0
+        for piece in text.split(MARKER):
+            if piece:
+                encoded = self._tokenizer(piece, *args, **kwargs)
+                ids.extend(encoded["input_ids"])
+                offsets.extend((position + a, position + b) for a, b in encoded.get("offset_mapping", ()))
+            position += len(piece) + len(MARKER)
+        return {"input_ids": ids, "offset_mapping": offsets}
+
+    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any:
+        """Renders with the tokenizer's own template, and encodes what it wrote piece by piece."""
+        tokenize = kwargs.pop("tokenize", True)
+        kwargs.pop("return_dict", None)
+        text = self._tokenizer.apply_chat_template(conversation, tokenize=False, **kwargs)
+        return self.encode(text, add_special_tokens=False) if tokenize else text
+
+    def spellings(self, ids: Iterable[int]) -> frozenset[str]:
+        """The spellings of the control tokens among `ids`."""
+        present = set(ids)
+        return frozenset(text for text, token in self.controls.items() if token in present)
+
+
+def _control_spellings(tokenizer: Any) -> dict[str, int]:
+    """Everything that the tokenizer cuts out of text before it encodes: special tokens and others that were added.
+
+    A spelling of one character can't be broken, and is no more than that character.
+    """
+    added: dict[str, int] = dict(tokenizer.get_added_vocab()) if hasattr(tokenizer, "get_added_vocab") else {}
+    for spelling in getattr(tokenizer, "all_special_tokens", None) or ():
+        added.setdefault(spelling, tokenizer.convert_tokens_to_ids(spelling))
+    return {spelling: token for spelling, token in added.items() if len(spelling) > 1}

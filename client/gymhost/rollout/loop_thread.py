@@ -1,0 +1,83 @@
+"""An event loop on a thread of its own, for callers that have none."""
+
+import asyncio
+import queue
+import threading
+from collections.abc import AsyncGenerator, Coroutine, Iterator
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+__all__ = ["LoopThread"]
+
+T = TypeVar("T")
+
+_CLEANUP_SECONDS = 30.0
+
+
+class LoopThread:
+    """Runs coroutines for synchronous callers.
+
+    Args:
+        name: The thread's name.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.get_loop().run_forever()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Runs a coroutine to its end; if the wait is interrupted (Ctrl-C), cancels it and lets it clean up."""
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            raise RuntimeError("a coroutine can await this; call the async method instead")
+        done = threading.Event()
+
+        async def body() -> T:
+            try:
+                return await coroutine
+            finally:
+                done.set()
+
+        future = asyncio.run_coroutine_threadsafe(body(), self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            if not future.done() and future.cancel():
+                done.wait(_CLEANUP_SECONDS)
+            raise
+
+    def iterate(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
+        """Yields what an asynchronous generator yields; leaving early closes it."""
+        arrived: queue.SimpleQueue[tuple[T] | BaseException | None] = queue.SimpleQueue()
+        done = threading.Event()
+
+        async def pump() -> None:
+            try:
+                async with aclosing(items):
+                    async for item in items:
+                        arrived.put((item,))
+                arrived.put(None)
+            except BaseException as error:
+                arrived.put(error)
+            finally:
+                done.set()
+
+        future = asyncio.run_coroutine_threadsafe(pump(), self._loop)
+        try:
+            while (item := arrived.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise item
+                yield item[0]
+        finally:
+            if not done.is_set() and future.cancel():
+                done.wait(_CLEANUP_SECONDS)
+
+    def close(self) -> None:
+        """Stops the loop and waits for the thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_CLEANUP_SECONDS)

@@ -1,0 +1,116 @@
+"""What is asked of the engine: rollouts, the limits that they run under, and how many at once."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gymhost.rollout.generators.base import Sampling
+
+__all__ = ["Concurrency", "Limits", "RolloutRequest", "grouped"]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRequest:
+    """One rollout to be made.
+
+    Args:
+        env_id: The environment, such as "gymhost/GuessNumber-v0".
+        task: The task's index in its split; without one the environment draws it.
+        seed: The seed of the reset.
+        split: The split of the environment's tasks.
+        kwargs: Keyword arguments of the environment.
+        options: More options of the reset.
+        sampling: How to sample, instead of the engine's setting.
+        group: Names the rollouts that share a task and a seed.
+        index: The place within the group.
+    """
+
+    env_id: str
+    task: int | None = None
+    seed: int | None = None
+    split: str | None = None
+    kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    sampling: Sampling | None = None
+    group: str | None = None
+    index: int = 0
+
+
+def grouped(requests: Iterable[RolloutRequest], size: int) -> list[RolloutRequest]:
+    """Repeats each request `size` times in a row, as a group that shares task and seed.
+
+    A request without a group gets its place as the group's name, and one without a seed that place as its seed, so that
+    all of a group begin alike.
+    """
+    result: list[RolloutRequest] = []
+    for place, request in enumerate(requests):
+        named = replace(
+            request,
+            group=str(place) if request.group is None else request.group,
+            seed=place if request.seed is None else request.seed,
+        )
+        result.extend(replace(named, index=index) for index in range(size))
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What ends a rollout. The outcome names the field that did.
+
+    Budgets truncate: what was sampled so far is kept, with what the environment paid so far.
+
+    Args:
+        turns: Turns of the model.
+        turn_tokens: Tokens that the model may sample in one turn.
+        completion_tokens: Tokens after the first prompt, those of the environment included.
+        context_tokens: Tokens in all, the prompt included: the context of the model.
+        episode_seconds: Time for all turns together.
+
+    Bounds on single acts make a rollout fail:
+
+    Args:
+        init_seconds: Opening the session and its reset.
+        generation_seconds: One generation.
+        step_seconds: One step of the environment; without one the environment's own limit holds.
+        eval_seconds: Closing the session. Overrunning is logged and does no harm to the rollout.
+        retries: How often a rollout is started again after a fault of the infrastructure or of a generator.
+    """
+
+    turns: int | None = None
+    turn_tokens: int = 512
+    completion_tokens: int | None = None
+    context_tokens: int | None = None
+    episode_seconds: float | None = None
+    init_seconds: float = 300.0
+    generation_seconds: float = 600.0
+    step_seconds: float | None = None
+    eval_seconds: float = 60.0
+    retries: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("turns", "turn_tokens", "completion_tokens", "context_tokens", "episode_seconds", "step_seconds"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"the limit {name} must be above 0, not {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class Concurrency:
+    """How many rollouts may be in each stage at once.
+
+    Args:
+        init: Sessions being opened and reset.
+        run: Rollouts that take turns.
+        eval: Sessions being evaluated and closed.
+        ahead: Rollouts that may be ready and waiting for a place in `run`, so that it is never empty.
+    """
+
+    init: int = 32
+    run: int = 256
+    eval: int = 64
+    ahead: int = 32
+
+    @property
+    def in_flight(self) -> int:
+        """How many rollouts may have begun and not ended."""
+        return self.run + self.ahead + self.eval

@@ -1,0 +1,125 @@
+"""Where the engine has its sessions from: anything with the async session API, with or without reuse."""
+
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from gymhost.rollout.requests import RolloutRequest
+from gymhost.wire import errors
+
+__all__ = ["Lease", "Session", "Sessions", "Source"]
+
+
+class Session(Protocol):
+    """One live environment, as `gymhost.client` gives it."""
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        """What the model may call: name, description, parameters."""
+        ...
+
+    async def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None, timeout: float | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begins an episode."""
+        ...
+
+    async def step(self, action: Any, *, timeout: float | None = None) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Takes one step."""
+        ...
+
+
+class Source(Protocol):
+    """What opens sessions: a connection of `gymhost.client`, or anything alike."""
+
+    def session(
+        self, env_id: str, *, task: int | None = None, split: str | None = None, **kwargs: Any
+    ) -> AbstractAsyncContextManager[Session]:
+        """Opens a session, which is closed on leaving."""
+        ...
+
+
+@dataclass(slots=True)
+class Lease:
+    """A session that a rollout has for itself until it gives it back."""
+
+    session: Session
+    manager: AbstractAsyncContextManager[Session]
+    key: tuple[Any, ...]
+
+
+class Sessions:
+    """Opens sessions for rollouts and begins their episodes.
+
+    Args:
+        source: Where they come from.
+        reuse: Whether a session is kept for the next episode of the same environment, which is then begun by a reset
+            with the task among its options. Cheaper than a new one each, and as good as the environment's reset is. A
+            session that failed is thrown away.
+    """
+
+    def __init__(self, source: Source, *, reuse: bool = True) -> None:
+        self._source = source
+        self._reuse = reuse
+        self._idle: dict[tuple[Any, ...], list[Lease]] = {}
+
+    async def begin(self, request: RolloutRequest) -> tuple[Lease, Any, dict[str, Any]]:
+        """Gets a session and resets it; returns it with what the reset gave."""
+        key = (request.env_id, _frozen(request.kwargs))
+        while idle := self._idle.get(key):
+            lease = idle.pop()
+            try:
+                return lease, *await self._reset(lease, request)
+            except (errors.SessionError, errors.ServerUnavailable):
+                await self.end(lease, healthy=False)  # it was lost or expired while nobody looked
+            except BaseException:
+                await self.end(lease, healthy=False)
+                raise
+        place: dict[str, Any] = {} if self._reuse else {"task": request.task, "split": request.split}
+        manager = self._source.session(request.env_id, **place, **request.kwargs)
+        lease = Lease(await manager.__aenter__(), manager, key)
+        try:
+            return lease, *await self._reset(lease, request)
+        except BaseException:
+            await self.end(lease, healthy=False)
+            raise
+
+    async def _reset(self, lease: Lease, request: RolloutRequest) -> tuple[Any, dict[str, Any]]:
+        options = dict(request.options)
+        if request.task is not None:
+            options.setdefault("task", request.task)
+        if request.split is not None:
+            options.setdefault("split", request.split)
+        return await lease.session.reset(seed=request.seed, options=options or None)
+
+    async def end(self, lease: Lease, *, healthy: bool) -> None:
+        """Takes a session back: keeps it for the next episode, or closes it."""
+        if healthy and self._reuse:
+            self._idle.setdefault(lease.key, []).append(lease)
+            return
+        try:
+            await lease.manager.__aexit__(None, None, None)
+        except (errors.SessionError, errors.ServerUnavailable):
+            pass  # what is lost need not be closed
+
+    async def aclose(self) -> None:
+        """Closes the sessions that wait for a next episode."""
+        while self._idle:
+            _, leases = self._idle.popitem()
+            for lease in leases:
+                await self.end(lease, healthy=False)
+
+
+def _frozen(value: Any) -> Any:
+    """A value as something that can be a key."""
+    if isinstance(value, Mapping):
+        pairs = cast(Mapping[Any, Any], value).items()
+        return tuple(sorted((str(key), _frozen(item)) for key, item in pairs))
+    if isinstance(value, list | tuple):
+        return tuple(_frozen(item) for item in cast(list[Any], value))
+    try:
+        hash(value)
+    except TypeError:
+        return repr(value)
+    return value

@@ -1,0 +1,74 @@
+"""A trajectory as text that a person reads."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+from gymhost.rollout.trajectory import Trajectory
+
+__all__ = ["as_text"]
+
+
+def as_text(trajectory: Trajectory) -> str:
+    """Renders messages, tool calls, rewards and outcome."""
+    return "\n".join(_lines(trajectory)) + "\n"
+
+
+def _lines(trajectory: Trajectory) -> Iterator[str]:
+    facts = [f"task {trajectory.task}", f"seed {trajectory.seed}"]
+    if trajectory.group is not None:
+        facts.append(f"group {trajectory.group}, number {trajectory.index}")
+    yield f"{trajectory.env_id}  ({', '.join(facts)})"
+    turn = 0
+    for message in trajectory.messages:
+        role = str(message["role"])
+        if role == "assistant":
+            turn += 1
+            yield f"\n--- assistant, turn {turn} {_turn_facts(trajectory, turn)}".rstrip()
+        else:
+            yield f"\n--- {role}"
+        if reasoning := message.get("reasoning_content"):
+            yield f"(thinks) {reasoning}"
+        if content := _content(message.get("content")):
+            yield content
+        for call in message.get("tool_calls") or ():
+            yield _call(call["function"])
+    yield "\n==="
+    reward = "not known" if trajectory.reward is None else f"{trajectory.reward:g}"
+    yield f"outcome: {trajectory.outcome}"
+    yield f"reward:  {reward}" + (f"  ({_rubrics(trajectory.rewards)})" if trajectory.rewards else "")
+    times = trajectory.timings
+    yield (
+        f"turns:   {len(trajectory.turns)}, {trajectory.sampled_tokens} tokens sampled, "
+        f"{times.generation:.2f} s generating, {times.environment:.2f} s in the environment"
+    )
+    if trajectory.rewritten:
+        yield f"rows:    {len(trajectory.rows())}, since the chat template rewrote history"
+    if trajectory.mixed_versions:
+        yield f"policy:  versions {sorted({turn.policy_version for turn in trajectory.turns})}"
+
+
+def _turn_facts(trajectory: Trajectory, number: int) -> str:
+    if number > len(trajectory.turns):
+        return ""
+    turn = trajectory.turns[number - 1]
+    paid = "" if turn.reward == 0.0 else f", reward {'not known' if turn.reward is None else f'{turn.reward:g}'}"
+    return f"({turn.tokens} tokens{paid})"
+
+
+def _content(content: Any) -> str:
+    if isinstance(content, list):
+        return "\n".join(str(block.get("text", f"[{block.get('type')}]")) for block in content)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType, reportUnknownArgumentType]
+    return "" if content is None else str(content)
+
+
+def _call(function: Mapping[str, Any]) -> str:
+    arguments = function["arguments"]
+    if isinstance(arguments, Mapping) and function["name"]:
+        pairs = cast(Mapping[str, Any], arguments)
+        return f"-> {function['name']}({', '.join(f'{key}={json.dumps(value)}' for key, value in pairs.items())})"
+    return f"-> malformed call {function['name']}: {arguments}"
+
+
+def _rubrics(rewards: Mapping[str, float | None]) -> str:
+    return ", ".join(f"{name} {'not known' if value is None else f'{value:g}'}" for name, value in rewards.items())

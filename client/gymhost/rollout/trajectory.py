@@ -1,0 +1,247 @@
+"""The record of one rollout: token rows, turns, rewards and how it ended.
+
+Nothing here needs more than the standard library, so that stores and viewers can read trajectories on a bare install.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+__all__ = ["Fault", "Outcome", "OutcomeKind", "Row", "Timings", "Trajectory", "Turn"]
+
+OutcomeKind = Literal["terminated", "truncated", "failed", "cancelled"]
+Fault = Literal["environment", "infrastructure", "generator"]
+
+ENVIRONMENT_VERSION = -1
+"""The policy version of a token that no policy sampled."""
+
+
+@dataclass(slots=True)
+class Row:
+    """One training row: a prompt and everything that was appended to it.
+
+    `mask` is 1 on sampled tokens and 0 on tokens of the environment, whose log-prob is 0.0 and whose policy version is
+    -1. The four lists below `prompt_ids` grow together, through the two methods, and are never of different lengths.
+    """
+
+    prompt_ids: list[int]
+    completion_ids: list[int] = field(default_factory=list[int])
+    mask: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+    policy_versions: list[int] = field(default_factory=list[int])
+
+    @property
+    def ids(self) -> list[int]:
+        """All ids of the row, prompt first."""
+        return self.prompt_ids + self.completion_ids
+
+    def __len__(self) -> int:
+        return len(self.prompt_ids) + len(self.completion_ids)
+
+    def append_sampled(self, token_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]) -> None:
+        """Appends what a generator sampled.
+
+        Raises:
+            ValueError: The three are of different lengths.
+        """
+        if not len(token_ids) == len(logprobs) == len(versions):
+            raise ValueError(
+                f"{len(token_ids)} sampled ids came with {len(logprobs)} log-probs and {len(versions)} policy versions"
+            )
+        self._append(token_ids, 1, logprobs, versions)
+
+    def append_environment(self, token_ids: Sequence[int]) -> None:
+        """Appends what the environment and the chat template put in."""
+        count = len(token_ids)
+        self._append(token_ids, 0, [0.0] * count, [ENVIRONMENT_VERSION] * count)
+
+    def drop(self, count: int) -> None:
+        """Takes the last `count` tokens back."""
+        keep = len(self.completion_ids) - count
+        for column in (self.completion_ids, self.mask, self.logprobs, self.policy_versions):
+            del column[keep:]
+
+    def _append(self, ids: Sequence[int], mask: int, logprobs: Sequence[float], versions: Sequence[int]) -> None:
+        self.completion_ids.extend(ids)
+        self.mask.extend([mask] * len(ids))
+        self.logprobs.extend(logprobs)
+        self.policy_versions.extend(versions)
+
+
+@dataclass(slots=True)
+class Turn:
+    """One turn: a generation, and the environment's answer to it."""
+
+    row: int
+    """The index of the row that holds the sampled tokens."""
+    start: int
+    """Where in that row's completion they begin."""
+    tokens: int
+    policy_version: int
+    """The version under which the generation began."""
+    finish_reason: str
+    mixed_versions: bool = False
+    """Whether the weights changed while this turn was being sampled."""
+    reward: float | None = 0.0
+    """What the environment paid for this turn; None if it is invalid."""
+    generation_seconds: float = 0.0
+    environment_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a rollout ended."""
+
+    kind: OutcomeKind
+    limit: str | None = None
+    """Truncated: the name of the limit that ended it."""
+    fault: Fault | None = None
+    """Failed: whose fault it was."""
+    cause: str | None = None
+    """Failed: the name of the exception's type."""
+    message: str = ""
+    turn: int = 0
+    """The number of turns that were begun, so the turn that failed if one did; 0 is before the first."""
+
+    def __str__(self) -> str:
+        match self.kind:
+            case "truncated":
+                return f"truncated by {self.limit}"
+            case "failed":
+                first_line = self.message.partition("\n")[0]
+                return f"failed in turn {self.turn} ({self.fault}: {self.cause}: {first_line})"
+            case _:
+                return self.kind
+
+
+@dataclass(slots=True)
+class Timings:
+    """Seconds that a rollout spent, by stage, and within the turns by who was at work."""
+
+    queue: float = 0.0
+    """Waiting for a place in a stage."""
+    init: float = 0.0
+    run: float = 0.0
+    eval: float = 0.0
+    generation: float = 0.0
+    environment: float = 0.0
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """The record of one rollout.
+
+    `prompt_ids`, `completion_ids`, `mask`, `logprobs` and `policy_versions` are those of the last row; unless the chat
+    template rewrote history it is the only one. `rows()` are what a trainer should take.
+
+    The messages may end with an answer of the environment that is in no row: what came after the last sampled token is
+    of no use to a trainer, and is not tokenized.
+    """
+
+    env_id: str
+    task: int | None = None
+    seed: int | None = None
+    split: str | None = None
+    group: str | None = None
+    index: int = 0
+    """The place within the group."""
+    messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    tools: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    token_rows: list[Row] = field(default_factory=list[Row])
+    turns: list[Turn] = field(default_factory=list[Turn])
+    reward: float | None = None
+    """The sum of what the environment paid; None if it is not known, so never 0.0 for a failure."""
+    rewards: dict[str, float | None] = field(default_factory=dict[str, float | None])
+    """The reward by rubric, None where a rubric could not be computed."""
+    outcome: Outcome = field(default_factory=lambda: Outcome("cancelled"))
+    timings: Timings = field(default_factory=Timings)
+    attempts: int = 1
+    """How often the rollout was started, faults of the infrastructure being retried from scratch."""
+    info: dict[str, Any] = field(default_factory=dict[str, Any])
+    """The environment's last info."""
+
+    @property
+    def valid(self) -> bool:
+        """Whether there is a reward to learn from."""
+        return self.reward is not None
+
+    @property
+    def rewritten(self) -> bool:
+        """Whether the chat template rewrote history, so that there are several rows."""
+        return len(self.token_rows) > 1
+
+    @property
+    def mixed_versions(self) -> bool:
+        """Whether more than one policy version sampled this rollout."""
+        versions = {turn.policy_version for turn in self.turns}
+        return len(versions) > 1 or any(turn.mixed_versions for turn in self.turns)
+
+    @property
+    def sampled_tokens(self) -> int:
+        """How many tokens were sampled in all rows."""
+        return sum(turn.tokens for turn in self.turns)
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """The prompt of the last row."""
+        return self.token_rows[-1].prompt_ids if self.token_rows else []
+
+    @property
+    def completion_ids(self) -> list[int]:
+        """The completion of the last row."""
+        return self.token_rows[-1].completion_ids if self.token_rows else []
+
+    @property
+    def mask(self) -> list[int]:
+        """The loss mask of the last row."""
+        return self.token_rows[-1].mask if self.token_rows else []
+
+    @property
+    def logprobs(self) -> list[float]:
+        """The log-probs of the last row."""
+        return self.token_rows[-1].logprobs if self.token_rows else []
+
+    @property
+    def policy_versions(self) -> list[int]:
+        """The policy versions of the last row."""
+        return self.token_rows[-1].policy_versions if self.token_rows else []
+
+    def rows(self) -> list[Row]:
+        """The training rows: those with at least one sampled token."""
+        return [row for row in self.token_rows if any(row.mask)]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The trajectory as what JSON can hold; `info` keeps what JSON can't hold as its repr."""
+        record = dataclasses.asdict(self)
+        record["info"] = _plain(self.info)
+        record["messages"] = _plain(self.messages)
+        return record
+
+    @classmethod
+    def from_dict(cls, record: dict[str, Any]) -> "Trajectory":
+        """Makes a trajectory from what `as_dict` gave."""
+        nested: dict[str, Any] = {
+            "token_rows": [Row(**row) for row in record["token_rows"]],
+            "turns": [Turn(**turn) for turn in record["turns"]],
+            "outcome": Outcome(**record["outcome"]),
+            "timings": Timings(**record["timings"]),
+        }
+        return cls(**{**record, **nested})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(float(value))
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in cast(dict[Any, Any], value).items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in cast(list[Any], value)]
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a NumPy scalar
+        return _plain(value.item())
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    return repr(value)

@@ -1,0 +1,33 @@
+"""Writing environments for language models, and registering any Gymnasium environment to be hosted."""
+
+from gymhost.envs import shelf  # Registers what comes with gymhost.
+from gymhost.envs.registration import Hosting, Problem, Registered, catalog, hosted, load, make, register
+from gymhost.envs.rubrics import Rubric, rubric
+from gymhost.envs.tasks import Task, Tasks
+from gymhost.envs.toolenv import ToolEnv
+from gymhost.envs.tools import ToolError, ToolSpec, tool
+from gymhost.envs.turns import Call, Turn
+from gymhost.wire.chat_spaces import ChatMessage
+
+__all__ = [
+    "Call",
+    "ChatMessage",
+    "Hosting",
+    "Problem",
+    "Registered",
+    "Rubric",
+    "Task",
+    "Tasks",
+    "ToolEnv",
+    "ToolError",
+    "ToolSpec",
+    "Turn",
+    "catalog",
+    "hosted",
+    "load",
+    "make",
+    "register",
+    "rubric",
+    "shelf",
+    "tool",
+]

@@ -1,0 +1,428 @@
+"""The single checks that `check` is made of: each returns what it found."""
+
+import contextlib
+import copy
+import gc
+import itertools
+import json
+import os
+import random
+import re
+import statistics
+import sys
+import threading
+import time
+import tracemalloc
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+from gymnasium.utils.env_checker import check_env
+
+from gymhost.envs.registration import Hosting
+from gymhost.envs.toolenv import ToolEnv
+from gymhost.envs.trials import Env, Episode, Player, differences, episode_differences, load_expert, play, replay
+from gymhost.wire import spaces, values
+
+_LEAK_EPISODES = 30
+_WARM_UP_EPISODES = 5
+_LEAK_SECONDS = 30.0
+_LEAK_BYTES = 16 * 1024
+_TIMED_STEPS = 200
+_TIMED_SECONDS = 10.0
+_EXPERT_EPISODES = 20
+
+Make = Callable[[], Env]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check found.
+
+    Attributes:
+        level: `ok`, `advice` (better otherwise) or `error` (to be mended before it is hosted).
+        title: What was found, in a line.
+        detail: More about it, and what to mend.
+    """
+
+    level: Literal["ok", "advice", "error"]
+    title: str
+    detail: str = ""
+
+
+def gymnasium_rules(id: str, kwargs: dict[str, Any]) -> Iterator[Finding]:
+    """Runs Gymnasium's own checker; its warnings become advice."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        env = gymnasium.make(id, disable_env_checker=True, **kwargs)
+        try:
+            check_env(env.unwrapped)
+        except AssertionError as error:
+            yield Finding("error", "Gymnasium's checker refuses it", str(error))
+        else:
+            yield Finding("ok", "Gymnasium's checker passes")
+        finally:
+            env.close()
+    for message in dict.fromkeys(str(warning.message) for warning in caught):
+        plain = re.sub(r"\x1b\[\d*m|^WARN: ", "", re.sub(r"\x1b\[\d*m", "", message))
+        yield Finding("advice", "Gymnasium's checker warns", plain)
+
+
+def travels(make: Make) -> Iterator[Finding]:
+    """Sends spaces, actions, observations and infos through the codec and back."""
+    with contextlib.closing(make()) as env:
+        for name in ("observation_space", "action_space"):
+            space = getattr(env, name)
+            if spaces.decode(spaces.encode(space)) != space:
+                yield Finding("error", f"Its {name} does not travel", f"{space} is another space afterwards")
+                return
+        episode = play(env, Player(env, 0).act, seed=0)
+        observations = [episode.opening[0], *(step[0] for step in episode.steps)]
+        for observation in observations:
+            if not env.observation_space.contains(observation):
+                yield Finding("error", "An observation is outside of the observation space", f"{observation!r:.300}")
+                return
+    said = {
+        "observation": observations,
+        "action": episode.actions,
+        "info": [episode.opening[1], *(step[4] for step in episode.steps)],
+    }
+    for name, items in said.items():
+        try:
+            changed = next(differences(items, values.loads(values.dumps(items, name=name)), name), None)
+        except ValueError as error:
+            changed = str(error)
+        if changed is not None:
+            yield Finding(
+                "error",
+                f"An {name} does not travel unchanged",
+                f"{changed}\nUse numbers, text, bytes, NumPy arrays, lists, tuples and dicts.",
+            )
+            return
+    yield Finding("ok", "Spaces, actions, observations and infos travel")
+
+
+def is_deterministic(make: Make) -> Iterator[Finding]:
+    """Plays the same seed and actions on two instances, also over the unseeded episodes that follow."""
+    with contextlib.closing(make()) as first, contextlib.closing(make()) as second, _global_random_kept():
+        if first.spec is not None and first.spec.nondeterministic:
+            yield Finding("ok", "It says that it is not deterministic")
+            return
+        player = Player(first, 1)
+        seeds = (123, None, None)
+        # Global generators stand differently for each, so that an environment which uses them is found out.
+        _seed_global_random(1)
+        played = [play(first, player.act, seed=seed) for seed in seeds]
+        _seed_global_random(2)
+        again = [replay(second, episode, seed=seed) for episode, seed in zip(played, seeds, strict=True)]
+    for number, (a, b) in enumerate(zip(played, again, strict=True), start=1):
+        different = list(itertools.islice(episode_differences(a, b), 3))
+        if different:
+            yield Finding(
+                "error",
+                f"Seed and actions do not decide episode {number} after a seeded reset",
+                "\n".join(different) + "\nTake every random number from self.np_random, and call "
+                "super().reset(seed=seed) first; or register it with nondeterministic=True.",
+            )
+            return
+    yield Finding("ok", "Deterministic: three episodes after a seeded reset are the same on two instances")
+
+
+def converses(make: Make) -> Iterator[Finding]:
+    """Checks tools, prompt, tasks, rubrics and malformed calls of a `ToolEnv`."""
+    with contextlib.closing(make()) as env:
+        inner = env.unwrapped
+        if not isinstance(inner, ToolEnv):
+            return
+        yield from _tools(inner)
+        yield from _tasks(inner)
+        opening, _ = inner.reset(seed=0)
+        if not any(message["role"] == "user" and message["content"] for message in opening):
+            yield Finding("error", "The prompt has no text of a user", "prompt(task) returns what the model is asked.")
+        yield from _malformed(inner)
+        if not inner.rubrics:
+            yield Finding("advice", "It has no rubric, so its reward is always 0", "Mark a method with @rubric.")
+        episode = play(inner, Player(inner, 2).act, seed=2)
+        if episode.ended:
+            for name, problem in episode.steps[-1][4].get("rewards_errors", {}).items():
+                yield Finding("error", f"Rubric {name!r} gave no valid score", problem)
+        else:
+            yield Finding("advice", "An episode may go on for ever", "Set max_turns, max_calls or max_characters.")
+
+
+def expert_plays(make: Make) -> Iterator[Finding]:
+    """Lets the expert of a `ToolEnv` play."""
+    with contextlib.closing(make()) as env:
+        inner = env.unwrapped
+        expert = load_expert(inner) if isinstance(inner, ToolEnv) else None
+        if not isinstance(inner, ToolEnv) or expert is None:
+            return
+        player = Player(inner, 3)
+        if inner.splits:
+            split, tasks = list(inner.splits.items())[-1]
+            count = _EXPERT_EPISODES if tasks.size is None else min(_EXPERT_EPISODES, tasks.size)
+            episodes = [play(inner, player.act, seed=0, task=task, split=split) for task in range(count)]
+        else:
+            episodes = [play(inner, player.act, seed=seed) for seed in range(_EXPERT_EPISODES)]
+        mean = statistics.fmean(episode.reward for episode in episodes)
+        yield Finding("ok", f"The expert's mean reward over {len(episodes)} episodes is {mean:.3g}")
+
+
+def leaks_nothing(make: Make) -> Iterator[Finding]:
+    """Looks for threads, file descriptors and memory that are left over from episodes and from closed instances."""
+    gc.collect()
+    before = _held()
+    env = make()
+    try:
+        player = Player(env, 4)
+        for _ in range(_WARM_UP_EPISODES):
+            play(env, player.act)
+        in_episodes = _held()
+        started = time.monotonic()
+        played = 0
+        with _traced() as allocated:
+            while played < _LEAK_EPISODES and time.monotonic() - started < _LEAK_SECONDS:
+                play(env, player.act)
+                played += 1
+            growth = allocated() / max(1, played)
+        left = _more(in_episodes, _held())
+    finally:
+        env.close()
+    gc.collect()
+    clean = True
+    if left:
+        clean = False
+        yield Finding("error", f"{played} episodes left {left}", "Free in reset what the episode before it held.")
+    if growth > _LEAK_BYTES:
+        clean = False
+        yield Finding(
+            "error",
+            f"Its memory grows by {growth / 1024:.0f} KiB an episode",
+            "Let go of an episode's data in reset.",
+        )
+    left = _more(before, _held())
+    if left:
+        clean = False
+        yield Finding("error", f"close() left {left}", "Free in close what the instance holds.")
+    if clean:
+        yield Finding("ok", f"Nothing leaks over {played} episodes")
+
+
+def runs_as_registered(make: Make, hosting: Hosting) -> Iterator[Finding]:
+    """Measures steps and says how the environment is best run."""
+    with contextlib.closing(make()) as env:
+        surroundings = (Path.cwd(), dict(os.environ))
+        timing = _time_steps(env, Player(env, 5))
+        disturbed = (Path.cwd(), dict(os.environ)) != surroundings
+        inner = env.unwrapped
+        has_coroutines = hasattr(inner, "areset") and hasattr(inner, "astep")
+        waits = inner.is_async if isinstance(inner, ToolEnv) else has_coroutines
+    figures = (
+        f"a step takes {_milliseconds(timing.median)}, at most {_milliseconds(timing.slowest)}, "
+        f"and waits for {timing.waiting:.0%} of that"
+    )
+    if disturbed and hosting.isolation != "process":
+        yield Finding(
+            "advice",
+            "It changes the working directory or the environment variables of its process",
+            'Register it with isolation="process", or other sessions of its worker are changed too.',
+        )
+    if hosting.mode == "async" and not has_coroutines:
+        yield Finding("error", 'It is registered with mode="async" but has no coroutines', "Define areset and astep.")
+        return
+    blocking = timing.slowest > 0.01 or (timing.waiting > 0.5 and timing.median > 0.001)
+    if waits:
+        fitting = "async"
+    elif timing.slowest < 0.002:
+        fitting = "inline"
+    else:
+        fitting = "thread"
+    if hosting.mode == "inline" and (blocking or waits):
+        yield Finding(
+            "advice",
+            f'It is registered with mode="inline", yet {figures}',
+            f'All sessions of its worker stand still for as long: register it with mode="{fitting}".',
+        )
+    elif hosting.mode == "async" and not waits and blocking:
+        yield Finding(
+            "advice",
+            f'It is registered with mode="async", yet none of its tools and hooks is `async def`, and {figures}',
+            'All sessions of its worker stand still for as long: register it with mode="thread".',
+        )
+    elif hosting.mode == "thread" and fitting != "thread":
+        yield Finding(
+            "advice", f'It could run with mode="{fitting}"', f"With less overhead, since {_why(fitting, figures)}."
+        )
+    else:
+        yield Finding("ok", f'It is well run with mode="{hosting.mode}": {figures}')
+
+
+def same_over_wire(make: Make, make_remote: Make) -> Iterator[Finding]:
+    """Plays the same episodes here and behind a server."""
+    with contextlib.closing(make()) as local, contextlib.closing(make_remote()) as remote:
+        for name in ("observation_space", "action_space"):
+            if getattr(local, name) != getattr(remote, name):
+                yield Finding("error", f"Its {name} is another one over the wire", f"{getattr(remote, name)}")
+        if local.spec is not None and local.spec.nondeterministic:
+            replay(remote, play(local, Player(local, 6).act, seed=7), seed=7)
+            yield Finding("ok", "It plays over the wire")
+            return
+        for seed in (7, None):
+            here = play(local, Player(local, 6).act, seed=seed)
+            there = replay(remote, here, seed=seed)
+            different = list(itertools.islice(episode_differences(_plain(here), there), 3))
+            if different:
+                yield Finding("error", "It plays differently over the wire", "\n".join(different))
+                return
+    yield Finding("ok", "It plays the same over the wire")
+
+
+def _tools(env: ToolEnv) -> Iterator[Finding]:
+    for tool in env.tools:
+        where = f"Tool {tool.name!r}"
+        json.dumps(tool.parameters, allow_nan=False)
+        properties: dict[str, Any] = tool.parameters.get("properties", {})
+        if tool.parameters.get("type") != "object" or set(tool.parameters.get("required", ())) - set(properties):
+            yield Finding("error", f"{where} has no valid schema of its arguments", json.dumps(tool.parameters))
+        if not tool.description:
+            yield Finding(
+                "advice", f"{where} has no description", "Write a docstring: it is what the model knows of it."
+            )
+        silent = [name for name, schema in properties.items() if not schema.get("description")]
+        if silent:
+            text = f"Describe {', '.join(silent)} in the docstring's Args section."
+            yield Finding("advice", f"{where} has arguments without a description", text)
+
+
+def _tasks(env: ToolEnv) -> Iterator[Finding]:
+    for name, tasks in env.splits.items():
+        if tasks.size == 0:
+            yield Finding("error", f"The split {name!r} has no tasks")
+            continue
+        for task in {0, 0 if tasks.size is None else tasks.size - 1}:
+            env.reset(seed=0, options={"split": name, "task": task})
+    heads = {name: [tasks[i] for i in range(min(50, tasks.size or 50))] for name, tasks in env.splits.items()}
+    for (one, tasks), (other, others) in itertools.combinations(heads.items(), 2):
+        if any(task in others for task in tasks):
+            yield Finding(
+                "advice", f"The splits {one!r} and {other!r} share tasks", "What is trained on tests nothing."
+            )
+
+
+def _malformed(env: ToolEnv) -> Iterator[Finding]:
+    """Steps with calls that no tool can take: each must be answered, none may raise."""
+    broken = (
+        {},
+        {"function": {"name": "no such tool", "arguments": {}}},
+        {"function": {"name": "", "arguments": None}},
+    )
+    calls: list[Any] = [*broken, *({"function": {"name": tool.name, "arguments": "{"}} for tool in env.tools)]
+    for call in calls:
+        env.reset(seed=0)
+        observation, *_ = env.step({"role": "assistant", "content": "", "tool_calls": [call]})
+        if not any(message["role"] == "tool" and message["content"] for message in observation):
+            yield Finding(
+                "error", "A malformed tool call is not answered", f"{call!r} was answered with {observation!r}"
+            )
+            return
+    env.reset(seed=0)
+    env.step("No tool call, only text.")
+    yield Finding("ok", "Malformed tool calls and plain text are answered")
+
+
+@dataclass(frozen=True, slots=True)
+class _Timing:
+    """How long steps took, in seconds, and the share of it in which they did not compute."""
+
+    median: float
+    slowest: float
+    waiting: float
+
+
+def _time_steps(env: Env, player: Player) -> _Timing:
+    walls: list[float] = []
+    computed = 0.0
+    until = time.monotonic() + _TIMED_SECONDS
+    episode: Episode | None = None
+    while len(walls) < _TIMED_STEPS and time.monotonic() < until:
+        if episode is None or episode.ended:
+            episode = Episode(env.reset())
+        action = player.act(episode)
+        computing, started = time.process_time(), time.perf_counter()
+        step = env.step(action)
+        walls.append(time.perf_counter() - started)
+        computed += time.process_time() - computing
+        episode.actions.append(copy.deepcopy(action))
+        episode.steps.append(copy.deepcopy(step))
+    # The very slowest steps may be due to the machine.
+    walls.sort()
+    slowest = walls[int(len(walls) * 0.95)]
+    return _Timing(statistics.median(walls), slowest, max(0.0, 1 - computed / sum(walls)))
+
+
+def _why(mode: str, figures: str) -> str:
+    return "its tools or hooks are `async def`" if mode == "async" else figures
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:.2g} ms"
+
+
+def _plain(episode: Episode) -> Episode:
+    """Returns an episode with rewards and flags as Python's own types, which they are over the wire."""
+    steps = [(step[0], float(step[1]), bool(step[2]), bool(step[3]), step[4]) for step in episode.steps]
+    return Episode(episode.opening, episode.actions, steps)
+
+
+def _held() -> dict[str, int]:
+    """Counts what may leak, by name."""
+    held = {"threads": threading.active_count()}
+    descriptors = Path("/proc/self/fd" if sys.platform == "linux" else "/dev/fd")
+    if descriptors.is_dir():
+        held["file descriptors"] = len(os.listdir(descriptors))
+    return held
+
+
+def _more(before: dict[str, int], after: dict[str, int]) -> str:
+    """Says how much more is held, or nothing."""
+    grown = {name: count - before[name] for name, count in after.items() if count > before[name]}
+    return " and ".join(f"{count} {name}" for name, count in grown.items())
+
+
+@contextlib.contextmanager
+def _traced() -> Iterator[Callable[[], int]]:
+    """Gives a function that returns how many bytes more are allocated than at the start."""
+    already = tracemalloc.is_tracing()
+    if not already:
+        tracemalloc.start()
+    gc.collect()
+    start, _ = tracemalloc.get_traced_memory()
+
+    def allocated() -> int:
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0] - start
+
+    try:
+        yield allocated
+    finally:
+        if not already:
+            tracemalloc.stop()
+
+
+@contextlib.contextmanager
+def _global_random_kept() -> Iterator[None]:
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def _seed_global_random(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)

@@ -1,0 +1,262 @@
+"""Registering environments with how they run, and making them.
+
+Gymnasium's own registry holds the environments; how each is run by a server is kept beside it.
+"""
+
+import copy
+import difflib
+import functools
+import importlib
+import importlib.metadata
+import inspect
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec, load_env_creator
+
+from gymhost.envs.toolenv import ToolEnv
+
+ENTRY_POINT_GROUP = "gymhost.envs"
+
+Mode = Literal["thread", "async", "inline"]
+Isolation = Literal["shared", "process"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hosting:
+    """How a server runs an environment.
+
+    Attributes:
+        mode: `thread` gives each session a thread of its own; `async` awaits its `areset` and `astep` on the worker's
+            event loop; `inline` calls it on the loop itself, for steps of well under a millisecond that never block.
+        isolation: `shared` puts many sessions in a worker process, `process` gives each one of its own.
+        step_timeout: Seconds that a step may take; None for no limit.
+        reset_timeout: Seconds that a reset may take.
+        description: What the environment is, in a line or a few.
+    """
+
+    mode: Mode = "thread"
+    isolation: Isolation = "shared"
+    step_timeout: float | None = 300.0
+    reset_timeout: float | None = 300.0
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """An environment in the registry.
+
+    Attributes:
+        id: Its id.
+        hosting: How it runs.
+        source: The distribution that it comes from, such as `gymhost 0.1.0`; empty where that is not known.
+    """
+
+    id: str
+    hosting: Hosting
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """An entry point that could not be loaded.
+
+    Attributes:
+        source: The entry point, and its distribution.
+        message: What happened, in a line.
+        traceback: Where.
+    """
+
+    source: str
+    message: str
+    traceback: str
+
+
+# By the spec that was registered: an id that is registered anew by other means has nothing here.
+_hosting: dict[str, tuple[EnvSpec, Hosting]] = {}
+_sources: dict[str, tuple[EnvSpec, str]] = {}
+
+
+def register(
+    id: str,
+    entry_point: str | Callable[..., Any],
+    *,
+    mode: Mode = "thread",
+    isolation: Isolation = "shared",
+    step_timeout: float | None = 300.0,
+    reset_timeout: float | None = 300.0,
+    description: str | None = None,
+    kwargs: dict[str, Any] | None = None,
+    max_episode_steps: int | None = None,
+    **gymnasium_options: Any,
+) -> None:
+    """Registers an environment with Gymnasium, and how a server runs it.
+
+    Args:
+        id: The id, such as `acme/Maze-v0`.
+        entry_point: The class or a function that makes the environment, or where it is: `module:name`.
+        mode: How sessions share a worker: `thread`, `async` or `inline`; see `Hosting`.
+        isolation: `shared` or `process`.
+        step_timeout: Seconds that a step may take; None for no limit.
+        reset_timeout: Seconds that a reset may take; None for no limit.
+        description: What the environment is, for lists.
+        kwargs: Keyword arguments that it is made with.
+        max_episode_steps: Steps after which an episode is truncated.
+        **gymnasium_options: What else `gymnasium.register` takes.
+
+    Raises:
+        ValueError: A setting has a value that it can't have.
+    """
+    _one_of("mode", mode, ("thread", "async", "inline"))
+    _one_of("isolation", isolation, ("shared", "process"))
+    _positive("step_timeout", step_timeout)
+    _positive("reset_timeout", reset_timeout)
+    options = {"kwargs": kwargs, "max_episode_steps": max_episode_steps, **gymnasium_options}
+    gymnasium.register(id, entry_point, **options)  # pyright: ignore[reportUnknownMemberType]
+    hosting = Hosting(mode, isolation, step_timeout, reset_timeout, inspect.cleandoc(description or ""))
+    _hosting[id] = (gymnasium.registry[id], hosting)
+
+
+def hosted(id: str) -> Hosting:
+    """Returns how an environment runs; one that was registered with Gymnasium alone has the defaults.
+
+    Raises:
+        gymnasium.error.UnregisteredEnv: No such id is registered.
+    """
+    spec = _spec(id)
+    registered, hosting = _hosting.get(id, (None, Hosting()))
+    return hosting if registered is spec else Hosting()
+
+
+def catalog() -> dict[str, Registered]:
+    """Returns all that is registered now, by id: also what was registered with Gymnasium alone."""
+    return {id: Registered(id, hosted(id), _source(spec)) for id, spec in sorted(gymnasium.registry.items())}
+
+
+def load(modules: Iterable[str] = ()) -> list[Problem]:
+    """Imports what registers environments: modules by name, and the entry points that installed packages declare.
+
+    Args:
+        modules: Names of modules.
+
+    Returns:
+        The entry points that could not be loaded; they keep none of the others from it.
+
+    Raises:
+        ImportError: One of the modules could not be imported.
+    """
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            raise ImportError(
+                f"can't import the environments of {module!r}: {type(error).__name__}: {error}"
+            ) from error
+    problems: list[Problem] = []
+    for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+        source = "" if entry_point.dist is None else f"{entry_point.dist.name} {entry_point.dist.version}"
+        before = dict(gymnasium.registry)
+        try:
+            loaded = entry_point.load()
+            # An entry point names a module, which registers when it is imported, or a function, which does when called.
+            if not inspect.ismodule(loaded) and callable(loaded):
+                loaded()
+        except Exception as error:
+            name = f"{entry_point.name} = {entry_point.value} ({source or 'unknown distribution'})"
+            problems.append(Problem(name, f"{type(error).__name__}: {error}", traceback.format_exc()))
+        for id, spec in gymnasium.registry.items():
+            if source and before.get(id) is not spec:
+                _sources[id] = (spec, source)
+    return problems
+
+
+def make(id: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
+    """Makes an environment as a worker hosts it: without Gymnasium's checker, and lean where it can be.
+
+    What Gymnasium would wrap is left bare where the wrapper adds nothing: a `ToolEnv` keeps the order of calls
+    and counts its turns itself. An environment that needs no wrapper shares its spec with the others of its kind.
+
+    Args:
+        id: A registered id, exactly.
+        **kwargs: Goes to the environment, but for `max_episode_steps`.
+
+    Raises:
+        gymnasium.error.UnregisteredEnv: No such id is registered.
+    """
+    spec = _spec(id)
+    if spec.entry_point is None:
+        raise gymnasium.error.Error(f"{id} has no entry point: it can be made only as a vector environment")
+    creator = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
+    is_tool_env = isinstance(creator, type) and issubclass(creator, ToolEnv)
+    steps = kwargs.get("max_episode_steps", spec.max_episode_steps)
+    wrapped = not is_tool_env and (spec.order_enforce or steps is not None)
+    if wrapped or spec.additional_wrappers or kwargs.get("render_mode") is not None:
+        return gymnasium.make(spec, disable_env_checker=True, **kwargs)
+    given = {
+        **copy.deepcopy(spec.kwargs),
+        **{name: value for name, value in kwargs.items() if name != "max_episode_steps"},
+    }
+    env = cast(object, creator(**given))
+    if not isinstance(env, gymnasium.Env):
+        raise TypeError(f"{id}: its entry point made {type(env).__name__}, which is no gymnasium.Env")
+    env = cast(gymnasium.Env[Any, Any], env)
+    env.unwrapped.spec = _instance_spec(spec, given)
+    if isinstance(env, ToolEnv) and steps is not None and steps > 0:
+        env.max_turns = steps if env.max_turns is None else min(steps, env.max_turns)
+    return env
+
+
+def _instance_spec(spec: EnvSpec, kwargs: dict[str, Any]) -> EnvSpec:
+    """Returns a spec that says how an instance was made: the registered one where no argument differs."""
+    if kwargs == spec.kwargs:
+        return spec
+    own = copy.copy(spec)
+    own.kwargs = kwargs
+    return own
+
+
+def _spec(id: str) -> EnvSpec:
+    spec = gymnasium.registry.get(id)
+    if spec is None:
+        close = difflib.get_close_matches(id, gymnasium.registry, n=3)
+        hint = f"; did you mean {' or '.join(close)}?" if close else ""
+        raise gymnasium.error.UnregisteredEnv(f"no environment {id!r} is registered{hint}")
+    return spec
+
+
+def _source(spec: EnvSpec) -> str:
+    registered, source = _sources.get(spec.id, (None, ""))
+    if registered is spec:
+        return source
+    entry_point = spec.entry_point or spec.vector_entry_point
+    module = entry_point.partition(":")[0] if isinstance(entry_point, str) else getattr(entry_point, "__module__", "")
+    return _distribution(module.partition(".")[0])
+
+
+@functools.cache
+def _distribution(package: str) -> str:
+    """Returns the distribution of a top-level package, which mostly has the same name."""
+    try:
+        return f"{package} {importlib.metadata.version(package)}" if package else ""
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    names = _distributions_by_package().get(package, ())
+    return f"{names[0]} {importlib.metadata.version(names[0])}" if names else ""
+
+
+@functools.cache
+def _distributions_by_package() -> dict[str, list[str]]:
+    return dict(importlib.metadata.packages_distributions())
+
+
+def _one_of(setting: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{setting} is one of {', '.join(allowed)}, not {value!r}")
+
+
+def _positive(setting: str, value: float | None) -> None:
+    if value is not None and not value > 0:
+        raise ValueError(f"{setting} is a number of seconds above 0, or None for no limit, not {value!r}")

@@ -1,0 +1,154 @@
+"""Tasks: the problem instances of an environment, by index."""
+
+import json
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, SupportsIndex, cast, overload
+
+import numpy as np
+
+Task = dict[str, Any]
+
+_ENDLESS = 2**31
+"""Endless tasks are drawn from as many; any index can be asked for."""
+
+
+class Tasks(Sequence[Task]):
+    """A split's tasks: dicts by index, listed or made on demand.
+
+    Attributes:
+        size: How many there are; None where they are made without end.
+    """
+
+    __slots__ = ("_get", "size")
+
+    def __init__(self, tasks: Iterable[Task]) -> None:
+        """Takes a list of tasks."""
+        listed = list(tasks)
+        self._get: Callable[[int], Task] = listed.__getitem__
+        self.size: int | None = len(listed)
+
+    @classmethod
+    def generate(cls, function: Callable[[int], Task], size: int | None = None) -> Self:
+        """Makes tasks on demand.
+
+        Args:
+            function: Returns the task of an index, the same one each time.
+            size: How many there are; None means without end.
+        """
+        self = cls(())
+        self._get = function
+        self.size = size
+        return self
+
+    @classmethod
+    def jsonl(cls, path: str | Path) -> Self:
+        """Reads tasks from a file with a JSON object on each line.
+
+        Raises:
+            ValueError: A line is no JSON object; the message names file and line.
+        """
+        tasks: list[Task] = []
+        for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
+            if not line.strip():
+                continue
+            try:
+                task: object = json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number}: {error}") from None
+            if not isinstance(task, dict):
+                raise ValueError(f"{path}, line {number}: a task is a JSON object")
+            tasks.append(cast(Task, task))
+        return cls(tasks)
+
+    def __len__(self) -> int:
+        """Returns how many tasks there are.
+
+        Raises:
+            TypeError: They have no end; see `size`.
+        """
+        if self.size is None:
+            raise TypeError("these tasks have no end, so no length")
+        return self.size
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Task]: ...
+    def __getitem__(self, index: int | slice) -> Task | list[Task]:
+        """Returns the task of an index, or a list of those of a slice."""
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(_ENDLESS if self.size is None else self.size))]
+        if self.size is not None and index < 0:
+            index += self.size
+        if index < 0 or (self.size is not None and index >= self.size):
+            raise IndexError(f"there is no task {index}: {self._extent()}")
+        return self._get(index)
+
+    def __iter__(self) -> Iterator[Task]:
+        """Goes through the tasks in order."""
+        index = 0
+        while self.size is None or index < self.size:
+            yield self._get(index)
+            index += 1
+
+    def _extent(self) -> str:
+        if self.size == 0:
+            return "there is none"
+        return "they begin at 0" if self.size is None else f"they are 0 to {self.size - 1}"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a task is.
+
+    Attributes:
+        split: The split's name.
+        task: The task's index in it.
+    """
+
+    split: str
+    task: int
+
+
+def choose(
+    splits: Mapping[str, Tasks], split: str | None, index: object, random: Callable[[], np.random.Generator]
+) -> tuple[Place | None, Task]:
+    """Finds the task to play.
+
+    Args:
+        splits: The tasks by split.
+        split: The split's name; None means the first.
+        index: The task's index in it; None draws one.
+        random: Returns what to draw from.
+
+    Returns:
+        The place of the task, and the task: None and an empty one where there are no tasks.
+
+    Raises:
+        ValueError: There is no such split or task.
+    """
+    if not splits:
+        if split is not None or index is not None:
+            raise ValueError("this environment has no tasks to choose from: give no `task` and no `split`")
+        return None, {}
+    if split is None:
+        split = next(iter(splits))
+    tasks = splits.get(split)
+    if tasks is None:
+        raise ValueError(f"there is no split {split!r}: the splits are {', '.join(splits)}")
+    if index is None:
+        if tasks.size == 0:
+            raise ValueError(f"the split {split!r} has no tasks")
+        index = random().integers(_ENDLESS if tasks.size is None else tasks.size)
+    if isinstance(index, bool) or not isinstance(index, SupportsIndex):
+        raise ValueError(f"`task` is the index of a task, not {index!r}")
+    index = operator.index(index)
+    try:
+        if index < 0:
+            raise IndexError(f"there is no task {index}: a task's index is 0 or more")
+        return Place(split, index), tasks[index]
+    except IndexError as error:
+        raise ValueError(f"split {split!r}: {error}") from None

@@ -1,0 +1,186 @@
+"""The demo's story, from top to bottom."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from renderers import Qwen3RendererConfig
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from transformers.utils import logging as transformers_logging
+
+from examples.demo import report
+from examples.demo.games import Game, play_games
+from examples.demo.model import build_model, build_tokenizer, save
+from examples.demo.scripted import ScriptedPlayer
+from examples.demo.server import Server, environment_server
+from examples.demo.sft import fine_tune
+from examples.demo.train import Follower, make_trainer, won
+from gymhost.rollout.requests import Limits
+from gymhost.rollout.text import as_text
+from gymhost.rollout.trajectory import Trajectory
+from gymhost.trainers.trl import Environments
+
+ENVIRONMENT = "gymhost/GuessNumber-v0"
+GAME = {"low": 1, "high": 7, "guesses": 3}
+NUMBERS = GAME["high"] - GAME["low"] + 1
+BLIND = 0.4
+"""The share of the scripted player's guesses that ignore what it was told."""
+
+RENDERER = Qwen3RendererConfig(thinking_retention="all")
+console = Console()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of everything is done."""
+
+    games: int = 3000
+    sft_steps: int = 350
+    steps: int = 150
+    held_out: int = 200
+
+    @classmethod
+    def quick(cls) -> Plan:
+        """Next to nothing of everything."""
+        return cls(games=300, sft_steps=60, steps=3, held_out=70)
+
+
+def run(plan: Plan, *, seed: int, output: Path) -> None:
+    """Plays, teaches, trains and reports.
+
+    Args:
+        plan: How much is done.
+        seed: Of everything that is random.
+        output: A folder for what is kept.
+    """
+    _be_quiet()
+    torch.set_num_threads(1)
+    output.mkdir(parents=True, exist_ok=True)
+    begun = time.monotonic()
+
+    with environment_server(output / "server.log") as server:
+        console.rule("[bold]gymhost: a small model learns a hosted game")
+        console.print(f"An environment server listens on {server.address}, in a process of its own.")
+        console.print(f"The game: {ENVIRONMENT}, a number from {GAME['low']} to {GAME['high']}, {GAME['guesses']} guesses.\n")
+
+        lessons = _play(server, plan.games, "train", seed)
+        examples = _play(server, plan.held_out, "test", seed + 1)
+        scripted = _score([game.won for game in examples])
+        tools = [{"type": "function", "function": tool} for tool in lessons[0].tools]
+        conversations = [game.messages for game in lessons]
+        console.print(f"A scripted, careless player played {plan.games} games. Held-out games won: {scripted}\n")
+
+        tokenizer = build_tokenizer(conversations[:500], tools)
+        model = build_model(tokenizer, seed)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        console.print(f"A model: {parameters:,} parameters, a tokenizer of {len(tokenizer)} tokens from the game's text.")
+        with _progress("SFT on these games", plan.sft_steps) as advance:
+            fine_tune(
+                model,
+                tokenizer,
+                conversations,
+                tools,
+                renderer=RENDERER,
+                steps=plan.sft_steps,
+                seed=seed,
+                on_step=lambda _, loss: advance(f"loss {loss:.3f}"),
+            )
+        folder = save(model, tokenizer, output / "model-after-sft")
+
+        with _progress("GRPO with vLLM over gRPC", plan.steps) as advance:
+            follower = Follower(on_step=lambda wins: advance(f"games won {wins:.2f}"))
+            environments = Environments(
+                ENVIRONMENT,
+                server=server.address,
+                token=server.token,
+                num_tasks=plan.steps * NUMBERS,
+                renderer=RENDERER,
+                limits=Limits(turn_tokens=16),
+                on_rollouts=follower.see,
+                **GAME,
+            )
+            trainer = make_trainer(
+                folder, tokenizer, environments, follower, tasks_a_step=NUMBERS, steps=plan.steps, seed=seed, folder=output
+            )
+            held_out = list(environments.dataset("test", num_tasks=plan.held_out))
+            taught_games = environments.rollout(trainer, held_out)
+            trainer.train()
+        trainer.vllm_generation.sync_weights()
+        trained_games = environments.rollout(trainer, held_out)
+        trainer.save_model(str(output / "model-after-grpo"))
+
+    taught = _score(map(won, taught_games))
+    trained = _score(map(won, trained_games))
+    best = report.best_possible(**GAME)
+    marks = [("best possible", best), ("after SFT", taught.rate), ("scripted play", scripted.rate)]
+    report.plot_learning_curve(follower.wins, marks, output / "learning-curve.png")
+    _write_games(examples, taught_games, trained_games, output / "games.txt")
+
+    console.print()
+    rows = [
+        ("scripted play", str(scripted)),
+        ("after SFT", str(taught)),
+        ("after GRPO", str(trained)),
+        ("best possible", f"{best:.3f}"),
+    ]
+    console.print(report.results_table(rows, plan.held_out))
+    console.print("Held out are games, not numbers: the prompt never tells the number, so a policy can't know it.")
+    console.print(
+        f"Importance sampling ratio of vLLM and trainer: furthest from 1 was {follower.worst_ratio:.4f}. "
+        f"{len(follower.wins)} steps, {time.monotonic() - begun:.0f} s in all, seed {seed}."
+    )
+    console.print(f"The learning curve, some games and the models are in [bold]{output}/[/bold].")
+    if abs(follower.worst_ratio - 1) > 0.01:
+        raise SystemExit("vLLM and the trainer disagree on log-probs: the importance sampling ratio should be within 1 +- 0.01.")
+
+
+def _play(server: Server, games: int, split: str, seed: int) -> list[Game]:
+    """Has the scripted player play games on the server."""
+
+    def player(task: int) -> ScriptedPlayer:
+        return ScriptedPlayer(random.Random(f"{seed} {task}"), BLIND)
+
+    played = play_games(server.address, server.token, ENVIRONMENT, range(games), split=split, player=player, **GAME)
+    return asyncio.run(played)
+
+
+def _score(games: Iterable[bool]) -> report.Score:
+    results = list(games)
+    return report.Score(sum(results), len(results))
+
+
+@contextmanager
+def _progress(title: str, steps: int) -> Iterator[Callable[[str], None]]:
+    """Shows a bar for something of many steps; yields what is to be called with a remark at each."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("{task.fields[remark]}"), console=console) as bars:
+        bar = bars.add_task(title, total=steps, remark="")
+        yield lambda remark: bars.update(bar, advance=1, remark=remark)
+
+
+def _write_games(
+    scripted: Sequence[Game], taught: Sequence[Trajectory], trained: Sequence[Trajectory], path: Path, count: int = 3
+) -> None:
+    parts = [report.readable(game.messages, f"scripted play, game {i}") for i, game in enumerate(scripted[:count])]
+    for name, trajectories in (("after SFT", taught), ("after GRPO", trained)):
+        parts += [f"== {name}: {as_text(trajectory)}" for trajectory in trajectories[:count]]
+    path.write_text("\n".join(parts))
+
+
+def _be_quiet() -> None:
+    """Keeps what the libraries say about themselves out of the story."""
+    warnings.filterwarnings("ignore")
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    for name in ("vllm", "trl", "accelerate", "httpx"):
+        logging.getLogger(name).setLevel(logging.ERROR)

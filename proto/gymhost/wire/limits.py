@@ -1,0 +1,23 @@
+"""The limits of the contract, shared by every part that speaks it."""
+
+PROTOCOL_MINOR = 1
+
+# A frame holds at most this many commands or replies, and this many payload bytes; a larger payload travels alone, on a
+# bulk stream, since it would stall the small ones behind it.
+FRAME_ITEMS = 128
+FRAME_BYTES = 256 * 1024
+
+# The largest payload, in bytes, that a server takes or gives by default (`gymhost serve --max-payload`).
+MAX_PAYLOAD = 64 * 1024 * 1024
+
+# The most that a front queues for one stream before it cuts the stream off.
+MAX_QUEUED = 64 * 1024 * 1024
+
+# What a message may weigh beyond its payload: the envelope, and a frame's worth of small commands.
+ENVELOPE = 64 * 1024
+
+# How deep values and spaces may be nested.
+MAX_DEPTH = 64
+
+LEASE_SECONDS = 120.0
+HEARTBEAT_SECONDS = 15.0

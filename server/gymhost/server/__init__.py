@@ -1,0 +1,1 @@
+"""The environment server: a front that speaks gRPC, and workers that run environments and never import it."""

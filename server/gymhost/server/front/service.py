@@ -1,0 +1,219 @@
+"""EnvironmentService: discovery, sessions, the stream, and the unary twins of its commands."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+
+from gymhost.server import link
+from gymhost.server.front.identity import Identities
+from gymhost.server.front.sessions import Session, SessionTable, unknown_environment
+from gymhost.server.front.stream import Streams, as_error
+from gymhost.server.front.workers import WorkerPool
+from gymhost.v1 import environments_pb2 as pb
+from gymhost.v1 import environments_pb2_grpc as rpc
+from gymhost.wire import errors
+
+# Where unary calls carry the ReplyCode and the serialized Error.
+CODE_KEY, ERROR_KEY = "gymhost-code", "gymhost-error-bin"
+# Seconds to make an environment for its description.
+DESCRIBE_LIMIT = 300.0
+
+Context = grpc.aio.ServicerContext[Any, Any]
+_STATUS = {code.value[0]: code for code in grpc.StatusCode}  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+
+class UnaryCall:
+    """Where the reply of a unary command goes: a Sink with room for one."""
+
+    def __init__(self, sequence: int) -> None:
+        self._sequence = sequence
+        self.reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def put(self, reply: pb.Reply) -> None:
+        """Takes the reply to the command; others are of commands that were given up."""
+        if reply.sequence == self._sequence and not self.reply.done():
+            if reply.code:
+                self.reply.set_exception(errors.from_wire(reply.code, pb.Error.FromString(reply.payload)))
+            else:
+                self.reply.set_result(reply.payload)
+
+    def notice(self, lane: int, error: errors.Error) -> None:
+        """Ends the call: the lane has ended, or is driven by another."""
+        if not self.reply.done():
+            self.reply.set_exception(error)
+
+
+class Service(rpc.EnvironmentServiceServicer):
+    """The front's gRPC service.
+
+    Args:
+        identities: Who is let in.
+        table: The sessions.
+        pool: The workers.
+        streams: What serves Interact.
+        queue_timeout: Seconds that a create waits for a place where the call has no deadline.
+    """
+
+    def __init__(
+        self, identities: Identities, table: SessionTable, pool: WorkerPool, streams: Streams, queue_timeout: float
+    ) -> None:
+        self._identities = identities
+        self._table = table
+        self._pool = pool
+        self._streams = streams
+        self._queue_timeout = queue_timeout
+
+    @contextlib.asynccontextmanager
+    async def _caller(self, context: Context) -> AsyncIterator[str]:
+        """Yields the caller's identity; an exception within ends the call with its status."""
+        try:
+            yield self._identities.of(context.invocation_metadata())  # pyright: ignore[reportArgumentType]
+        except (asyncio.CancelledError, grpc.aio.AbortError):
+            raise
+        except Exception as raised:  # noqa: BLE001
+            error = as_error(raised)
+            code, message = errors.to_wire(error)
+            # Metadata has a limit of its own, and the traceback is the long part.
+            message.traceback = message.traceback[-3000:]
+            trailing = ((CODE_KEY, str(code)), (ERROR_KEY, message.SerializeToString()))
+            await context.abort(_STATUS[error.status], error.message[:1000], trailing)
+
+    async def Interact(self, request_iterator: Any, context: Context) -> None:  # noqa: N802
+        """Serves a stream."""
+        async with self._caller(context) as identity:
+            await self._streams.serve(identity, context)
+
+    # -- discovery -----------------------------------------------------------------------------------------------------
+
+    async def ListEnvironments(  # noqa: N802
+        self, request: pb.ListEnvironmentsRequest, context: Context
+    ) -> pb.ListEnvironmentsResponse:
+        """Lists what the workers have registered."""
+        async with self._caller(context):
+            infos = [info for id, info in self._pool.catalog.items() if id.startswith(request.prefix)]
+            return pb.ListEnvironmentsResponse(environments=infos, problems=self._pool.problems)
+        raise AssertionError("unreachable")
+
+    async def GetEnvironment(  # noqa: N802
+        self, request: pb.GetEnvironmentRequest, context: Context
+    ) -> pb.GetEnvironmentResponse:
+        """Describes an environment by an instance that a worker makes."""
+        async with self._caller(context):
+            if request.environment_id not in self._pool.catalog:
+                raise unknown_environment(request.environment_id, self._pool)
+            worker = await self._pool.pick(dedicated=False)
+            try:
+                async with asyncio.timeout(DESCRIBE_LIMIT):
+                    answer = await worker.request(link.DESCRIBE, 0, request.SerializeToString())
+            finally:
+                self._pool.release(worker)
+            return pb.GetEnvironmentResponse.FromString(answer)
+        raise AssertionError("unreachable")
+
+    # -- sessions ------------------------------------------------------------------------------------------------------
+
+    async def CreateSession(  # noqa: N802
+        self, request: pb.CreateSessionRequest, context: Context
+    ) -> pb.CreateSessionResponse:
+        """Creates a session that no stream drives yet."""
+        async with self._caller(context) as identity:
+            limit = context.time_remaining() or self._queue_timeout  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            _, response = await self._table.create(identity, request, limit)  # pyright: ignore[reportUnknownArgumentType]
+            return pb.CreateSessionResponse.FromString(response)
+        raise AssertionError("unreachable")
+
+    async def GetSession(self, request: pb.GetSessionRequest, context: Context) -> pb.GetSessionResponse:  # noqa: N802
+        """Says how a session fares, ended ones for a while too."""
+        async with self._caller(context) as identity:
+            info = self._table.describe(request.session_id, identity)
+            if info is None:
+                info = await self._info(self._table.find(request.session_id, identity))
+            return pb.GetSessionResponse(session=info)
+        raise AssertionError("unreachable")
+
+    async def ListSessions(  # noqa: N802
+        self, request: pb.ListSessionsRequest, context: Context
+    ) -> pb.ListSessionsResponse:
+        """Lists the caller's sessions."""
+        async with self._caller(context) as identity:
+            sessions = [self._table.info(session) for session in self._table.of(identity)]
+            return pb.ListSessionsResponse(sessions=sessions)
+        raise AssertionError("unreachable")
+
+    async def CloseSession(  # noqa: N802
+        self, request: pb.CloseSessionRequest, context: Context
+    ) -> pb.CloseSessionResponse:
+        """Closes a session, or finds that it has ended."""
+        async with self._caller(context) as identity:
+            if self._table.describe(request.session_id, identity) is None:
+                await self._table.close(self._table.find(request.session_id, identity))
+            return pb.CloseSessionResponse()
+        raise AssertionError("unreachable")
+
+    async def _info(self, session: Session) -> pb.SessionInfo:
+        info = self._table.info(session)
+        try:
+            async with asyncio.timeout(2.0):
+                info.MergeFromString(await session.worker.request(link.INFO, session.lane, b""))
+        except (TimeoutError, errors.Error):
+            pass  # a worker that is busy with an inline step answers later; what is known is told
+        return info
+
+    # -- unary twins ---------------------------------------------------------------------------------------------------
+
+    async def Reset(self, request: pb.ResetRequest, context: Context) -> pb.ResetResponse:  # noqa: N802
+        """RESET as a call."""
+        reply = await self._command(pb.COMMAND_KIND_RESET, request, request.command, context)
+        return pb.ResetResponse(result=pb.ResetResult.FromString(reply))
+
+    async def Step(self, request: pb.StepRequest, context: Context) -> pb.StepResponse:  # noqa: N802
+        """STEP as a call."""
+        reply = await self._command(pb.COMMAND_KIND_STEP, request, request.command, context)
+        return pb.StepResponse(result=pb.StepResult.FromString(reply))
+
+    async def CallTool(self, request: pb.CallToolRequest, context: Context) -> pb.CallToolResponse:  # noqa: N802
+        """CALL_TOOL as a call."""
+        reply = await self._command(pb.COMMAND_KIND_CALL_TOOL, request, request.command, context)
+        return pb.CallToolResponse(result=pb.CallToolResult.FromString(reply))
+
+    async def Render(self, request: pb.RenderRequest, context: Context) -> pb.RenderResponse:  # noqa: N802
+        """RENDER as a call."""
+        reply = await self._command(pb.COMMAND_KIND_RENDER, request, None, context)
+        return pb.RenderResponse(result=pb.RenderResult.FromString(reply))
+
+    async def Fork(self, request: pb.ForkRequest, context: Context) -> pb.ForkResponse:  # noqa: N802
+        """FORK as a call."""
+        reply = await self._command(pb.COMMAND_KIND_FORK, request, request.command, context)
+        return pb.ForkResponse(result=pb.ForkResult.FromString(reply))
+
+    async def _command(self, kind: int, request: Any, payload: Any, context: Context) -> bytes:
+        """Runs a numbered command; the call is the sink of its session for as long as it runs."""
+        async with self._caller(context) as identity:
+            session = self._table.find(request.session_id, identity)
+            if not request.sequence:
+                raise errors.InvalidArgument("sequence must count the commands of the session from 1")
+            left = context.time_remaining()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            command = pb.Command(
+                lane=session.lane,
+                sequence=request.sequence,
+                kind=kind,  # pyright: ignore[reportArgumentType]
+                time_left_ms=max(1, round(left * 1000)) if left is not None else 0,  # pyright: ignore[reportUnknownArgumentType]
+                payload=payload.SerializeToString() if payload is not None else b"",
+            )
+            call = UnaryCall(request.sequence)
+            session.calls += 1
+            self._table.attach(session, call)
+            try:
+                session.worker.send(pb.InteractRequest(commands=[command]))
+                return await call.reply
+            except asyncio.CancelledError:
+                cancel = pb.Command(lane=session.lane, kind=pb.COMMAND_KIND_CANCEL)
+                session.worker.send(pb.InteractRequest(commands=[cancel]))
+                raise
+            finally:
+                session.calls -= 1
+                self._table.detach(session, call)
+        raise AssertionError("unreachable")

@@ -1,0 +1,346 @@
+"""The session table: creating, finding and ending sessions, their leases, and the queue for places."""
+
+import asyncio
+import collections
+import dataclasses
+import difflib
+import logging
+import secrets
+from typing import Any
+
+from gymhost.server import link
+from gymhost.server.config import ServerConfig
+from gymhost.server.front.workers import Sink, Worker, WorkerPool
+from gymhost.v1 import environments_pb2 as pb
+from gymhost.wire import errors
+
+log = logging.getLogger("gymhost.server")
+
+# How long an ended session is remembered, and a create's key after it was answered, in seconds.
+REMEMBER = 300.0
+# What a worker gets beyond the environment's own limit to answer a create, and to close a session.
+WORKER_GRACE = 30.0
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Session:
+    """One session, as the front knows it.
+
+    Attributes:
+        id: The secret name that the client has.
+        identity: Who made it.
+        lane: Its lane, which is also where its worker keeps it.
+        sink: The stream that drives it now, if any.
+        heard: When its client was last heard of, for a session without a stream.
+        calls: Unary calls that are running on it.
+    """
+
+    id: str
+    identity: str
+    lane: int
+    worker: Worker
+    environment_id: str
+    created: float
+    heard: float
+    sink: Sink | None = None
+    calls: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ended:
+    """What is remembered of a session that has ended."""
+
+    identity: str
+    when: float
+    error: errors.Error
+    info: pb.SessionInfo
+
+
+class SessionTable:
+    """All sessions of a server.
+
+    Args:
+        config: The server's settings.
+        pool: Where sessions are placed.
+    """
+
+    def __init__(self, config: ServerConfig, pool: WorkerPool) -> None:
+        self._config = config
+        self._pool = pool
+        self.by_id: dict[str, Session] = {}
+        self._by_lane: dict[int, Session] = {}
+        self._ended: collections.OrderedDict[str, Ended] = collections.OrderedDict()
+        # Creates by the caller's key: running, or answered not long ago.
+        self._creates: dict[tuple[str, bytes], asyncio.Task[tuple[Session, bytes]]] = {}
+        self._answered: collections.deque[tuple[float, tuple[str, bytes]]] = collections.deque()
+        self._places = 0
+        self._queue: collections.deque[asyncio.Future[None]] = collections.deque()
+        self._closing: set[asyncio.Task[Any]] = set()
+        self.accepting = True
+
+    # -- create --------------------------------------------------------------------------------------------------------
+
+    async def create(self, identity: str, request: pb.CreateSessionRequest, limit: float) -> tuple[Session, bytes]:
+        """Creates a session, or finds the one that the same key created.
+
+        Args:
+            identity: Who asks.
+            request: What for.
+            limit: Seconds to wait for a place.
+
+        Returns:
+            The session, and the serialized CreateSessionResponse.
+
+        Raises:
+            Error: It could not be created.
+        """
+        key = (identity, request.idempotency_key)
+        if len(request.idempotency_key) != 16:
+            raise errors.InvalidArgument(f"idempotency_key must have 16 bytes, not {len(request.idempotency_key)}")
+        task = self._creates.get(key)
+        if task is None:
+            # A task of its own: a caller that goes away and repeats the create finds it still running.
+            task = asyncio.get_running_loop().create_task(self._create(identity, request, limit))
+            self._creates[key] = task
+            task.add_done_callback(lambda _: self._remember(key))
+        return await asyncio.shield(task)
+
+    def _remember(self, key: tuple[str, bytes]) -> None:
+        task = self._creates[key]
+        if task.cancelled() or task.exception() is not None:
+            del self._creates[key]
+        else:
+            self._answered.append((asyncio.get_running_loop().time(), key))
+
+    async def _create(
+        self, identity: str, request: pb.CreateSessionRequest, limit: float
+    ) -> tuple[Session, bytes]:
+        info = self._pool.catalog.get(request.environment_id)
+        if info is None:
+            raise unknown_environment(request.environment_id, self._pool)
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
+        await self._take_place(limit)
+        try:
+            queued = loop.time() - asked
+            worker = await self._pool.pick(dedicated=info.isolation == pb.ISOLATION_PROCESS)
+            try:
+                return await self._make(identity, request, info, worker, queued)
+            except BaseException:
+                self._pool.release(worker)
+                raise
+        except BaseException:
+            self._free_place()
+            raise
+
+    async def _make(
+        self, identity: str, request: pb.CreateSessionRequest, info: pb.EnvironmentInfo, worker: Worker, queued: float
+    ) -> tuple[Session, bytes]:
+        lane = worker.new_lane()
+        patience = info.reset_timeout_ms / 1000 + WORKER_GRACE if info.reset_timeout_ms else None
+        try:
+            async with asyncio.timeout(patience):
+                made = await worker.request(link.CREATE, lane, request.SerializeToString())
+        except errors.SessionLost as error:
+            raise errors.ServerUnavailable(f"{info.environment_id} could not be made: {error.message}") from None
+        except TimeoutError:
+            worker.request(pb.COMMAND_KIND_CLOSE, lane, b"")
+            raise errors.CommandTimeout(
+                f"making {info.environment_id} took more than {patience:g} s", limit="reset"
+            ) from None
+        now = asyncio.get_running_loop().time()
+        session = Session(
+            id=f"{worker.number:x}-{secrets.token_hex(16)}",
+            identity=identity,
+            lane=lane,
+            worker=worker,
+            environment_id=info.environment_id,
+            created=now,
+            heard=now,
+        )
+        self.by_id[session.id] = session
+        self._by_lane[lane] = session
+        # Serialized messages that follow each other are merged by whoever parses them.
+        head = pb.CreateSessionResponse(session_id=session.id, lanes=[lane], queued_ms=round(queued * 1000))
+        return session, head.SerializeToString() + made
+
+    async def _take_place(self, limit: float) -> None:
+        if not self.accepting:
+            raise errors.ServerUnavailable("the server is going away and takes no new sessions")
+        if self._places < self._config.capacity and not self._queue:
+            self._places += 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.append(turn)
+        try:
+            # Whoever frees a place hands it on without counting it down.
+            await asyncio.wait_for(turn, limit)
+        except TimeoutError:
+            raise errors.CapacityExhausted(
+                f"the server is full: {self._places} of {self._config.capacity} sessions, {len(self._queue)} creates "
+                f"waiting, no place within {limit:g} s (--capacity, --queue-timeout)"
+            ) from None
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._free_place()
+            raise
+        finally:
+            if turn in self._queue:
+                self._queue.remove(turn)
+
+    def _free_place(self) -> None:
+        while self._queue:
+            turn = self._queue.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._places -= 1
+
+    # -- find ----------------------------------------------------------------------------------------------------------
+
+    def find(self, session_id: str, identity: str) -> Session:
+        """The session of this id, if it is this caller's.
+
+        Raises:
+            SessionClosed, SessionExpired, SessionLost: It has ended, not long ago.
+            UnknownSession: It never existed, or is another's: the two can't be told apart.
+        """
+        session = self.by_id.get(session_id)
+        if session is not None and session.identity == identity:
+            return session
+        ended = self._ended.get(session_id)
+        if ended is not None and ended.identity == identity:
+            raise ended.error
+        raise errors.UnknownSession("no such session")
+
+    def describe(self, session_id: str, identity: str) -> pb.SessionInfo | None:
+        """What is remembered of a session that has ended; None for one that has not."""
+        ended = self._ended.get(session_id)
+        return ended.info if ended is not None and ended.identity == identity else None
+
+    def on_lane(self, lane: int) -> Session | None:
+        """The session of a lane."""
+        return self._by_lane.get(lane)
+
+    def of(self, identity: str) -> list[Session]:
+        """All sessions of an identity."""
+        return [session for session in self.by_id.values() if session.identity == identity]
+
+    # -- drive ---------------------------------------------------------------------------------------------------------
+
+    def attach(self, session: Session, sink: Sink) -> None:
+        """Gives the replies of a session to a sink; the one that had them is told."""
+        before = session.sink
+        if before is not None and before is not sink:
+            before.notice(session.lane, errors.Detached("another stream drives the session now"))
+        session.sink = sink
+        session.worker.sinks[session.lane] = sink
+
+    def detach(self, session: Session, sink: Sink) -> None:
+        """Ends what `attach` began, unless another sink has the session by now."""
+        if session.sink is sink:
+            session.sink = None
+            session.heard = asyncio.get_running_loop().time()
+            session.worker.sinks.pop(session.lane, None)
+
+    # -- end -----------------------------------------------------------------------------------------------------------
+
+    async def close(self, session: Session) -> None:
+        """Closes a session at its client's wish; returns when its environment is closed.
+
+        Raises:
+            EnvironmentFault: Its close raised. It is closed all the same.
+        """
+        closing = self.end(session, errors.SessionClosed("the session was closed"), tell=False)
+        if closing is not None:
+            await closing
+
+    def end(self, session: Session, why: errors.Error, *, tell: bool = True) -> "asyncio.Future[bytes] | None":
+        """Takes a session out of the table, has its worker close it, and tells whoever drives it.
+
+        Returns:
+            What is done when the environment is closed; None if the session had ended before.
+        """
+        if self.by_id.pop(session.id, None) is None:
+            return None
+        del self._by_lane[session.lane]
+        now = asyncio.get_running_loop().time()
+        self._ended[session.id] = Ended(session.identity, now, why, self.info(session, why))
+        if session.sink is not None and tell:
+            session.sink.notice(session.lane, why)
+        worker = session.worker
+        worker.sinks.pop(session.lane, None)
+        if isinstance(why, errors.SessionExpired):
+            log.info("session %s#%d expired: %s", session.environment_id, session.lane & 0xFFFFFFFF, why.message)
+        closing = asyncio.ensure_future(self._close_in_worker(worker, session.lane))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closed)
+        return closing
+
+    async def _close_in_worker(self, worker: Worker, lane: int) -> bytes:
+        try:
+            async with asyncio.timeout(WORKER_GRACE):
+                return await worker.request(pb.COMMAND_KIND_CLOSE, lane, b"")
+        except (errors.SessionLost, TimeoutError):
+            return b""  # gone with its worker, or given up by it
+        finally:
+            self._pool.release(worker)
+            self._free_place()
+
+    def _closed(self, closing: "asyncio.Task[bytes]") -> None:
+        self._closing.discard(closing)
+        if not closing.cancelled() and (error := closing.exception()) is not None:
+            log.info("closing an environment: %s", error)
+
+    def lose_all(self, worker: Worker) -> None:
+        """Ends the sessions of a worker that has died."""
+        lost = [session for session in self.by_id.values() if session.worker is worker]
+        if lost and self.accepting:
+            log.warning("%d sessions are lost with worker %d", len(lost), worker.number)
+        why = errors.SessionLost(f"the session is lost: worker {worker.number} is gone: {worker.reason}")
+        for session in lost:
+            self.end(session, why)
+
+    async def sweep(self) -> None:
+        """Ends sessions whose lease has run out, for ever; forgets what is old."""
+        loop = asyncio.get_running_loop()
+        lease = self._config.lease
+        while True:
+            await asyncio.sleep(min(lease / 20, 5.0))
+            now = loop.time()
+            for session in list(self.by_id.values()):
+                heard = session.heard if session.sink is None else getattr(session.sink, "heard", now)
+                if now - heard > lease and not session.calls:
+                    why = f"nothing was heard of the session's client for {lease:g} s (--lease)"
+                    self.end(session, errors.SessionExpired(why))
+            while self._ended and next(iter(self._ended.values())).when < now - REMEMBER:
+                self._ended.popitem(last=False)
+            while self._answered and self._answered[0][0] < now - REMEMBER:
+                self._creates.pop(self._answered.popleft()[1], None)
+
+    def info(self, session: Session, why: errors.Error | None = None) -> pb.SessionInfo:
+        """Describes a session, as far as the front knows it."""
+        states: dict[type[errors.Error] | None, Any] = {
+            None: pb.SESSION_STATE_READY,
+            errors.SessionClosed: pb.SESSION_STATE_CLOSED,
+            errors.SessionExpired: pb.SESSION_STATE_EXPIRED,
+        }
+        return pb.SessionInfo(
+            environment_id=session.environment_id,
+            state=states.get(why and type(why), pb.SESSION_STATE_LOST),
+            reason=why.message if why else "",
+            attached=session.sink is not None,
+            age_ms=round((asyncio.get_running_loop().time() - session.created) * 1000),
+            worker=session.worker.number,
+        )
+
+
+def unknown_environment(environment_id: str, pool: WorkerPool) -> errors.UnknownEnvironment:
+    """The error for an id that is not registered, with what may have been meant and what could not be loaded."""
+    close = difflib.get_close_matches(environment_id, pool.catalog, n=3)
+    hint = f"; did you mean {' or '.join(close)}?" if close else ""
+    broken = f" Could not be loaded: {'; '.join(pool.problems)}." if pool.problems else ""
+    return errors.UnknownEnvironment(
+        f"no environment {environment_id!r} on this server{hint} Environments must be registered when the server starts: "
+        f"gymhost serve MODULE imports a module that registers some.{broken}"
+    )

@@ -1,0 +1,424 @@
+"""Worker processes: starting them, the front's end of their links, noticing their death."""
+
+import asyncio
+import collections
+import logging
+import os
+import signal
+import socket
+import sys
+from typing import Any, Protocol
+
+from gymhost.server import link
+from gymhost.server.config import ServerConfig
+from gymhost.v1 import environments_pb2 as pb
+from gymhost.wire import errors
+from gymhost.wire.frames import FrameReader, pack
+from gymhost.wire.limits import ENVELOPE
+
+log = logging.getLogger("gymhost.server")
+
+# Seconds that a worker gets to import its modules.
+START_LIMIT = 120.0
+# The most seconds between two tries to replace a worker that dies as it starts.
+MAX_BACKOFF = 30.0
+
+
+class Sink(Protocol):
+    """Where the replies of a lane go: a stream, or a unary call."""
+
+    def put(self, reply: pb.Reply) -> None:
+        """Takes a reply that answers a command of the lane."""
+        ...
+
+    def notice(self, lane: int, error: errors.Error) -> None:
+        """Takes what is told about the lane without a command."""
+        ...
+
+
+class Worker(asyncio.Protocol):
+    """One worker process and the front's end of its link.
+
+    Attributes:
+        number: Unique among the workers of this server; the upper half of the worker's lanes.
+        sinks: Where the replies of each lane go. A lane without one drops its replies: the worker keeps the last.
+        sessions: How many sessions it has, those in the making included.
+        closing: It gets no new sessions.
+    """
+
+    def __init__(self, number: int, config: ServerConfig, owner: "WorkerEvents", *, dedicated: bool) -> None:
+        self.number = number
+        self.dedicated = dedicated
+        self.sinks: dict[int, Sink] = {}
+        self.sessions = 0
+        self.closing = False
+        self.reason = ""
+        self.pid = 0
+        self._config = config
+        self._owner = owner
+        self._lanes = 0
+        self._numbers = 0
+        self._requests: dict[int, asyncio.Future[bytes]] = {}
+        self._reader = FrameReader(config.max_payload + 2 * ENVELOPE)
+        self._transport: asyncio.Transport
+        self._process: asyncio.subprocess.Process
+        self._heard = 0.0
+        self._output: collections.deque[str] = collections.deque(maxlen=20)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._dead = False
+
+    # -- the process ---------------------------------------------------------------------------------------------------
+
+    async def start(self) -> pb.ListEnvironmentsResponse:
+        """Starts the process and waits until it has imported its modules.
+
+        Returns:
+            What it hosts.
+
+        Raises:
+            ServerUnavailable: It ended, or took too long; the message has its last output.
+        """
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair()
+        alive_read, alive_write = os.pipe()
+        config = link.WorkerConfig(
+            number=self.number,
+            link_fd=theirs.fileno(),
+            alive_fd=alive_write,
+            modules=self._config.modules,
+            paths=self._config.paths,
+            max_payload=self._config.max_payload,
+            grace=self._config.grace,
+        )
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "gymhost.server.worker", config.to_json(),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                pass_fds=(theirs.fileno(), alive_write),
+                # Environments of many sessions share the cores; threads of BLAS in each would only fight for them.
+                env={"OMP_NUM_THREADS": "1", **_environment(), "PYTHONUNBUFFERED": "1"},
+                start_new_session=True,
+            )  # fmt: skip
+        finally:
+            theirs.close()
+            os.close(alive_write)
+        self.pid = self._process.pid
+        self._heard = loop.time()
+        os.set_blocking(alive_read, False)
+        await loop.create_unix_connection(lambda: self, sock=ours)
+        self._tasks = [
+            loop.create_task(self._log_output()),
+            loop.create_task(self._watch_life(alive_read)),
+            loop.create_task(self._wait()),
+        ]
+        try:
+            answer = await asyncio.wait_for(self.request(link.CATALOG, 0, b""), START_LIMIT)
+        except TimeoutError:
+            self.kill(f"it had not imported its modules after {START_LIMIT:g} s")
+            raise errors.ServerUnavailable(f"worker {self.number}: {self.reason}") from None
+        return pb.ListEnvironmentsResponse.FromString(answer)
+
+    async def stop(self, limit: float) -> None:
+        """Closes the link, upon which the worker closes its environments and ends; kills it after a time."""
+        self.closing = True
+        self._transport.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), limit)
+        except TimeoutError:
+            self.kill("it did not end when it was asked to")
+            await self._process.wait()
+
+    def kill(self, reason: str) -> None:
+        """Ends the process at once."""
+        self.closing = True
+        self.reason = self.reason or reason
+        try:
+            # The whole group: what its environments started goes with it.
+            os.killpg(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+    async def _wait(self) -> None:
+        status = await self._process.wait()
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
+        # Its last words may still be in the pipe; what it left running may keep the pipe open.
+        await asyncio.wait(self._tasks[:1], timeout=1.0)
+        if status == link.EXIT_OVERRUN and self._output:
+            self.reason = self.reason or self._output[-1]
+        elif status < 0:
+            self.reason = self.reason or f"it was killed by {_signal_name(-status)}"
+        else:
+            words = "; its last words: " + " | ".join(list(self._output)[-3:]) if self._output else ""
+            self.reason = self.reason or f"it ended with status {status}{words}"
+        self._died()
+
+    async def _log_output(self) -> None:
+        assert self._process.stdout is not None
+        while True:
+            try:
+                line = await self._process.stdout.readline()
+            except ValueError:
+                continue  # a line beyond the reader's limit, dropped
+            if not line:
+                return
+            text = line.decode(errors="replace").rstrip()
+            if text:
+                self._output.append(text)
+                log.info("[worker %d] %s", self.number, text)
+
+    async def _watch_life(self, fd: int) -> None:
+        loop = asyncio.get_running_loop()
+
+        def heard() -> None:
+            try:
+                if os.read(fd, 4096):
+                    self._heard = loop.time()
+                else:
+                    loop.remove_reader(fd)
+            except BlockingIOError:
+                pass
+
+        loop.add_reader(fd, heard)
+        limit = self._config.worker_liveness
+        try:
+            while True:
+                await asyncio.sleep(min(1.0, limit / 4))
+                if loop.time() - self._heard > limit:
+                    self.kill(f"it was silent for {limit:g} s (--worker-liveness): stopped, or stuck in native code")
+        finally:
+            loop.remove_reader(fd)
+            os.close(fd)
+
+    # -- the link ------------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Part of asyncio.Protocol."""
+        self._transport = transport  # pyright: ignore[reportAttributeAccessIssue]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Part of asyncio.Protocol: a worker without a link is of no use."""
+        if not self.closing:
+            self.closing = True
+            # It may be on its way out with a reason of its own; `_wait` reports. If not, this ends it.
+            asyncio.get_running_loop().call_later(1.0, self.kill, "it closed its link")
+
+    def data_received(self, data: bytes) -> None:
+        """Part of asyncio.Protocol: hands each reply to whoever drives its lane."""
+        sinks = self.sinks
+        try:
+            for message in self._reader.feed(data):
+                for reply in pb.InteractResponse.FromString(message).replies:
+                    if reply.sequence and (sink := sinks.get(reply.lane)) is not None:
+                        sink.put(reply)
+                    elif not reply.lane or not reply.sequence:
+                        self._control(reply)
+        except errors.TooLarge as error:
+            self.kill(error.message)
+
+    def send(self, frame: pb.InteractRequest) -> None:
+        """Sends a frame of commands."""
+        self._transport.write(pack(frame.SerializeToString()))
+
+    def request(self, kind: int, lane: int, payload: bytes) -> asyncio.Future[bytes]:
+        """Sends a command of the front's own; the future gets the reply's payload, or an `Error`."""
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        if self._dead:
+            future.set_exception(errors.SessionLost(f"worker {self.number} is gone: {self.reason}"))
+            return future
+        self._numbers += 1
+        number = self._numbers
+        self._requests[number] = future
+        future.add_done_callback(lambda _: self._requests.pop(number, None))
+        command = pb.Command(lane=lane, sequence=number, kind=kind, payload=payload)  # pyright: ignore[reportArgumentType]
+        self.send(pb.InteractRequest(commands=[command]))
+        return future
+
+    def new_lane(self) -> int:
+        """A lane that was never used before on this server."""
+        self._lanes += 1
+        return self.number << 32 | self._lanes
+
+    def _control(self, reply: pb.Reply) -> None:
+        if reply.lane == 0 and reply.sequence:
+            future = self._requests.get(reply.sequence)
+            if future is not None and not future.done():
+                if reply.code:
+                    future.set_exception(errors.from_wire(reply.code, pb.Error.FromString(reply.payload)))
+                else:
+                    future.set_result(reply.payload)
+            return
+        error = errors.from_wire(reply.code, pb.Error.FromString(reply.payload))
+        if reply.lane == 0:
+            self.closing = True
+            self.reason = self.reason or error.message
+            self._owner.worker_tainted(self)
+        else:
+            self._owner.session_ended(reply.lane, error)
+
+    def _died(self) -> None:
+        if self._dead:
+            return
+        self._dead = True
+        self.closing = True
+        for task in self._tasks:
+            task.cancel()
+        gone = errors.SessionLost(f"worker {self.number} is gone: {self.reason}")
+        for future in list(self._requests.values()):
+            if not future.done():
+                future.set_exception(gone)
+        self._owner.worker_died(self)
+
+
+class WorkerEvents(Protocol):
+    """Who is told of what happens to workers."""
+
+    def worker_died(self, worker: Worker) -> None:
+        """The process has ended."""
+        ...
+
+    def worker_tainted(self, worker: Worker) -> None:
+        """The worker asks for no more sessions: a step in it is stuck."""
+        ...
+
+    def session_ended(self, lane: int, error: errors.Error) -> None:
+        """The worker gave a session up."""
+        ...
+
+
+class WorkerPool:
+    """The shared workers, kept at their number, and the dedicated ones.
+
+    Args:
+        config: The server's settings.
+        events: Who is told of deaths.
+    """
+
+    def __init__(self, config: ServerConfig, events: WorkerEvents) -> None:
+        self._config = config
+        self._events = events
+        self._numbers = 0
+        self.stopping = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._starting = 0
+        self.workers: dict[int, Worker] = {}
+        self.catalog: dict[str, pb.EnvironmentInfo] = {}
+        self.problems: list[str] = []
+        self._ready = asyncio.Event()
+
+    async def start(self) -> None:
+        """Starts the shared workers.
+
+        Raises:
+            ServerUnavailable: A worker could not start.
+        """
+        first, *_ = await asyncio.gather(*(self._start_one() for _ in range(self._config.worker_count)))
+        self.catalog = {info.environment_id: info for info in first.environments}
+        self.problems = list(first.problems)
+
+    async def stop(self, limit: float) -> None:
+        """Ends all workers."""
+        self.stopping = True
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*(worker.stop(limit) for worker in list(self.workers.values())))
+
+    async def pick(self, *, dedicated: bool) -> Worker:
+        """The worker for a new session, counted as one of its sessions: the one with the fewest, or one of its own.
+
+        Raises:
+            ServerUnavailable: There is none, and none came up in time.
+        """
+        if dedicated:
+            worker = self._new(dedicated=True)
+            await worker.start()
+        else:
+            worker = self._least_loaded() or await self._wait_for_one()
+        worker.sessions += 1
+        return worker
+
+    def release(self, worker: Worker) -> None:
+        """Counts a session less; a dedicated worker ends with its session."""
+        worker.sessions -= 1
+        if worker.dedicated and not worker.closing:
+            self._keep(worker.stop(link.CLOSE_ALL_LIMIT + 5))
+
+    def forget(self, worker: Worker) -> None:
+        """Drops a worker that has died and starts another in its place."""
+        self.workers.pop(worker.number, None)
+        self.replace(worker)
+
+    def replace(self, worker: Worker) -> None:
+        """Starts another worker where this one gets no more sessions."""
+        live = sum(not w.closing and not w.dedicated for w in self.workers.values())
+        if not worker.dedicated and not self.stopping and live + self._starting < self._config.worker_count:
+            self._starting += 1
+            self._keep(self._start_again())
+
+    def _least_loaded(self) -> Worker | None:
+        open_ones = [w for w in self.workers.values() if not w.closing and not w.dedicated and w.pid]
+        return min(open_ones, key=_load, default=None)
+
+    async def _wait_for_one(self) -> Worker:
+        try:
+            async with asyncio.timeout(START_LIMIT):
+                while (worker := self._least_loaded()) is None:
+                    self._ready.clear()
+                    await self._ready.wait()
+                return worker
+        except TimeoutError:
+            raise errors.ServerUnavailable("the server has no worker: see its log for why they end") from None
+
+    def _new(self, *, dedicated: bool) -> Worker:
+        worker = Worker(self._numbers, self._config, self._events, dedicated=dedicated)
+        self._numbers += 1
+        self.workers[worker.number] = worker
+        return worker
+
+    async def _start_one(self) -> pb.ListEnvironmentsResponse:
+        worker = self._new(dedicated=False)
+        try:
+            return await worker.start()
+        except errors.Error as error:
+            raise errors.ServerUnavailable(f"a worker could not start: {error.message}") from None
+        finally:
+            self._ready.set()
+
+    async def _start_again(self) -> None:
+        backoff = 0.0
+        while True:
+            try:
+                await self._start_one()
+                self._starting -= 1
+                return
+            except errors.Error as error:
+                backoff = min(max(1.0, 2 * backoff), MAX_BACKOFF)
+                log.error("%s; another try in %g s", error.message, backoff)
+                await asyncio.sleep(backoff)
+
+    def _keep(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _environment() -> dict[str, str]:
+    """The server's environment without its own secrets."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("GYMHOST_")}
+
+
+def _load(worker: Worker) -> int:
+    return worker.sessions
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+

@@ -1,0 +1,65 @@
+"""What the front and its workers say to each other beyond the contract.
+
+The link is a Unix socket with the frames of `gymhost.wire.frames`: InteractRequest towards the worker, InteractResponse back.
+Commands of clients are forwarded as they are. The kinds below are the front's own; it refuses them from clients.
+
+Notices of a worker are replies with sequence 0: SESSION_EXPIRED on a lane whose idle limit ran out, SESSION_LOST on a lane
+that was given up, and UNAVAILABLE on lane 0 when the worker asks for no new sessions.
+"""
+
+import dataclasses
+import json
+
+# On the lane that the new session gets: payload CreateSessionRequest, reply CreateSessionResponse without id and lanes.
+CREATE = 1001
+# Lane 0: no payload, reply ListEnvironmentsResponse.
+CATALOG = 1002
+# Lane 0: payload GetEnvironmentRequest, reply GetEnvironmentResponse.
+DESCRIBE = 1003
+# On a lane, numbered by the front: no payload, reply Attached.
+LAST_SEQUENCES = 1004
+# On a lane, numbered by the front: no payload, reply SessionInfo.
+INFO = 1005
+
+# Seconds that all environments of a worker together get to close when the worker ends.
+CLOSE_ALL_LIMIT = 10.0
+
+# The exit status of a worker that ended itself because an inline step overran its limit, or its front is gone.
+EXIT_OVERRUN = 75
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerConfig:
+    """What a worker is told at its start, as JSON on its command line.
+
+    Attributes:
+        number: The worker's number, which is the upper half of its lanes.
+        link_fd: The descriptor of its end of the link.
+        alive_fd: The descriptor that it writes a byte to every second.
+        modules: Modules to import, whose environments are then hosted.
+        paths: Folders to put on the import path.
+        max_payload: The largest payload, in bytes.
+        loop_limit: Seconds that the worker's event loop may stand still before the worker ends itself.
+        grace: Seconds that a worker with a stuck step goes on for the sake of its other sessions.
+    """
+
+    number: int
+    link_fd: int
+    alive_fd: int
+    modules: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
+    max_payload: int = 64 * 1024 * 1024
+    loop_limit: float = 60.0
+    grace: float = 60.0
+
+    def to_json(self) -> str:
+        """The configuration as one line of JSON."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "WorkerConfig":
+        """Reads what `to_json` wrote."""
+        fields = json.loads(text)
+        fields["modules"] = tuple(fields["modules"])
+        fields["paths"] = tuple(fields["paths"])
+        return cls(**fields)

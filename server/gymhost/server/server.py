@@ -1,0 +1,185 @@
+"""The server as a whole: workers, sessions and gRPC put together, started and stopped."""
+
+import asyncio
+import logging
+import secrets
+import signal
+import sys
+from typing import Any
+
+import grpc.aio
+import uvloop
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health as health_v1
+from grpc_health.v1.health import aio as health
+from grpc_reflection.v1alpha import reflection
+
+from gymhost.server.config import ServerConfig
+from gymhost.server.front.identity import Identities
+from gymhost.server.front.service import Service
+from gymhost.server.front.sessions import SessionTable
+from gymhost.server.front.stream import Streams
+from gymhost.server.front.workers import Worker, WorkerPool
+from gymhost.v1 import environments_pb2 as pb
+from gymhost.v1 import environments_pb2_grpc as rpc
+from gymhost.wire import errors, limits
+
+log = logging.getLogger("gymhost.server")
+
+SERVICE = pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
+
+
+class Server:
+    """A running environment server.
+
+    Args:
+        config: Its settings.
+    """
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.config = config
+        self.address = config.address
+        self._pool = WorkerPool(config, self)
+        self._table = SessionTable(config, self._pool)
+        self._streams = Streams(config, self._table, secrets.token_hex(16))
+        self._grpc: Any = None
+        self._health = health.HealthServicer()
+        self._sweep: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Starts the workers, then listens.
+
+        Raises:
+            ServerUnavailable: A worker could not start, or the address is taken.
+        """
+        try:
+            await self._pool.start()
+            self._listen()
+            await self._grpc.start()
+        except BaseException:
+            await self._pool.stop(2.0)
+            raise
+        for problem in self._pool.problems:
+            log.warning("could not be loaded: %s", problem)
+        self._sweep = asyncio.get_running_loop().create_task(self._table.sweep())
+        for name in ("", SERVICE):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    def _listen(self) -> None:
+        self._grpc = grpc.aio.server(options=server_options(self.config.max_payload))
+        service = Service(
+            Identities(self.config.tokens), self._table, self._pool, self._streams, self.config.queue_timeout
+        )
+        rpc.add_EnvironmentServiceServicer_to_server(service, self._grpc)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
+        names = (SERVICE, health_v1.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._grpc)
+        try:
+            port = self._grpc.add_insecure_port(self.config.address)
+        except RuntimeError:
+            port = 0
+        if not port:
+            raise errors.ServerUnavailable(f"can't listen on {self.config.address}: is it taken? (--address)")
+        if not self.config.address.startswith("unix:"):
+            self.address = f"{self.config.address.rpartition(':')[0]}:{port}"
+
+    @property
+    def environments(self) -> dict[str, pb.EnvironmentInfo]:
+        """What is hosted, by id."""
+        return self._pool.catalog
+
+    async def stop(self) -> None:
+        """Stops: no new sessions, a grace time for running commands, then everything is closed."""
+        self._table.accepting = False
+        await self._health.enter_graceful_shutdown()
+        if self._sweep is not None:
+            self._sweep.cancel()
+        await self._streams.settle(self.config.grace)
+        self._streams.close_all(errors.SessionLost("the session is lost: the server was stopped"))
+        await asyncio.sleep(0.05)  # for the notices to leave; streams end by themselves only when clients do
+        await self._grpc.stop(0.2)
+        await self._pool.stop(self.config.grace + 5.0)
+
+    # -- WorkerEvents --------------------------------------------------------------------------------------------------
+
+    def worker_died(self, worker: Worker) -> None:
+        """Ends the sessions of a worker, and has another take its place."""
+        if worker.pid and not self._pool.stopping:
+            log.warning("worker %d ended: %s", worker.number, worker.reason or "it was stopped")
+        self._table.lose_all(worker)
+        self._pool.forget(worker)
+
+    def worker_tainted(self, worker: Worker) -> None:
+        """Has another worker take the new sessions."""
+        log.warning("worker %d takes no new sessions: %s", worker.number, worker.reason)
+        self._pool.replace(worker)
+
+    def session_ended(self, lane: int, error: errors.Error) -> None:
+        """Ends a session that its worker gave up, or that was idle for too long."""
+        session = self._table.on_lane(lane)
+        if session is not None:
+            self._table.end(session, error)
+
+
+def server_options(max_payload: int) -> list[tuple[str, int]]:
+    """The channel options of the server's side."""
+    message = max_payload + limits.ENVELOPE
+    return [
+        ("grpc.max_receive_message_length", message),
+        ("grpc.max_send_message_length", message),
+        # Two servers never share a port silently.
+        ("grpc.so_reuseport", 0),
+        # Clients may ping while a model thinks: by default gRPC takes that for abuse and sends GOAWAY.
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+        ("grpc.http2.max_ping_strikes", 0),
+        # Notices a peer that is gone without a word.
+        ("grpc.keepalive_time_ms", 60_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+    ]
+
+
+def run(config: ServerConfig, *, ready_fd: int | None = None, parent_fd: int | None = None) -> None:
+    """Runs a server until SIGTERM, Ctrl-C, or the end of the process that started it.
+
+    Args:
+        config: The server's settings.
+        ready_fd: A descriptor to write the address to when the server listens.
+        parent_fd: A pipe whose end of file means that the server's parent is gone.
+
+    Raises:
+        ServerUnavailable: The server could not start.
+    """
+    logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    uvloop.run(_run(config, ready_fd, parent_fd))
+
+
+async def _run(config: ServerConfig, ready_fd: int | None, parent_fd: int | None) -> None:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, _on_signal, loop, stop, number)
+    if parent_fd is not None:
+        loop.add_reader(parent_fd, stop.set)
+    server = Server(config)
+    starting = loop.create_task(server.start())
+    stopping = loop.create_task(stop.wait())
+    await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        starting.cancel()
+        await asyncio.wait([starting])
+        return
+    starting.result()
+    log.info("serving %d environments on %s", len(server.environments), server.address)
+    if ready_fd is not None:
+        with open(ready_fd, "w") as ready:
+            ready.write(server.address + "\n")
+    await stopping
+    log.info("stopping")
+    await server.stop()
+
+
+def _on_signal(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, number: int) -> None:
+    """The first signal stops with grace; a second one at once, as a signal that nobody handles would."""
+    stop.set()
+    loop.remove_signal_handler(number)

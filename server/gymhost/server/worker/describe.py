@@ -1,0 +1,77 @@
+"""What a worker tells of its environments."""
+
+import json
+from typing import Any
+
+from gymhost.envs import registration
+from gymhost.v1 import environments_pb2 as pb
+from gymhost.wire import errors, spaces, values
+from gymhost.wire.chat_spaces import Message
+
+_MODES = {"thread": pb.RUN_MODE_THREAD, "async": pb.RUN_MODE_ASYNC, "inline": pb.RUN_MODE_INLINE}
+_ISOLATIONS = {"shared": pb.ISOLATION_SHARED, "process": pb.ISOLATION_PROCESS}
+
+
+def catalog(problems: list[registration.Problem]) -> pb.ListEnvironmentsResponse:
+    """Every environment that is registered, and what kept others from it."""
+    return pb.ListEnvironmentsResponse(
+        environments=[_info(registered) for registered in registration.catalog().values()],
+        problems=[f"{problem.source}: {problem.message}" for problem in problems],
+    )
+
+
+def describe(request: pb.GetEnvironmentRequest) -> pb.GetEnvironmentResponse:
+    """Makes an instance of the environment and describes it."""
+    info = _info(registration.catalog()[request.environment_id])
+    kwargs: Any = values.decode(request.kwargs) if request.HasField("kwargs") else {}
+    env = registration.make(request.environment_id, **kwargs)
+    try:
+        made = created(env, 0)
+        info.observation_space.CopyFrom(made.observation_space)
+        info.action_space.CopyFrom(made.action_space)
+        info.metadata.CopyFrom(made.metadata)
+        info.tools.extend(made.tools)
+        info.conversational = made.conversational
+        for name, tasks in getattr(env.unwrapped, "splits", {}).items():
+            info.splits.add(name=name, count=tasks.size)
+    finally:
+        env.close()
+    return pb.GetEnvironmentResponse(environment=info)
+
+
+def created(env: Any, made_ms: int) -> pb.CreateSessionResponse:
+    """What a client needs to know of a new instance, without its id and lanes.
+
+    Raises:
+        EnvironmentFault: The environment has spaces or metadata that can't travel.
+    """
+    try:
+        return pb.CreateSessionResponse(
+            observation_space=spaces.encode(env.observation_space),
+            action_space=spaces.encode(env.action_space),
+            metadata=values.encode(env.metadata or {}),
+            render_mode=env.render_mode or "",
+            made_ms=made_ms,
+            tools=[_tool(tool) for tool in getattr(env.unwrapped, "tools", ())],
+            conversational=isinstance(env.action_space, Message),
+        )
+    except errors.EncodeError as error:
+        raise errors.EnvironmentFault(f"the environment can't be hosted: {error.message}") from None
+
+
+def _info(registered: registration.Registered) -> pb.EnvironmentInfo:
+    hosting = registered.hosting
+    return pb.EnvironmentInfo(
+        environment_id=registered.id,
+        description=hosting.description,
+        run_mode=_MODES[hosting.mode],
+        isolation=_ISOLATIONS[hosting.isolation],
+        step_timeout_ms=round((hosting.step_timeout or 0) * 1000),
+        reset_timeout_ms=round((hosting.reset_timeout or 0) * 1000),
+        source=registered.source,
+    )
+
+
+def _tool(tool: Any) -> pb.ToolSpec:
+    return pb.ToolSpec(name=tool.name, description=tool.description, parameters_json=json.dumps(tool.parameters))
+

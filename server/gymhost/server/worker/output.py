@@ -1,0 +1,51 @@
+"""Tags what environments print with the session that printed it; the front captures and logs it."""
+
+import contextvars
+import io
+import sys
+from typing import TextIO
+
+# Whose code runs here, an object whose str() is the label; unset in the worker's own code.
+current_session: contextvars.ContextVar[object] = contextvars.ContextVar("gymhost_session", default="")
+
+
+class _Tagged(io.TextIOBase):
+    """A line-buffered text stream that puts the label of the running session before each line."""
+
+    def __init__(self, inner: TextIO) -> None:
+        self._inner = inner
+        self._partial: dict[str, str] = {}
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._inner.fileno()
+
+    @property
+    def encoding(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._inner.encoding
+
+    def write(self, text: str, /) -> int:
+        label = str(current_session.get())
+        whole, newline, rest = (self._partial.pop(label, "") + text).rpartition("\n")
+        if newline:
+            prefix = f"[{label}] " if label else ""
+            self._inner.write("".join(f"{prefix}{line}\n" for line in whole.split("\n")))
+            self._inner.flush()
+        if rest:
+            self._partial[label] = rest
+        return len(text)
+
+    def flush(self) -> None:
+        for label in list(self._partial):
+            rest = self._partial.pop(label, "")
+            if rest:
+                self._inner.write(f"[{label}] {rest}\n" if label else f"{rest}\n")
+        self._inner.flush()
+
+
+def tag_output() -> None:
+    """Replaces stdout and stderr by streams that tag their lines."""
+    sys.stdout = _Tagged(sys.stdout)
+    sys.stderr = _Tagged(sys.stderr)

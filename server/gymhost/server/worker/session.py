@@ -1,0 +1,358 @@
+"""Sessions: the numbering of a lane, and the three ways in which an environment's code runs."""
+
+import abc
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import gymnasium.error
+from google.protobuf.message import DecodeError as ProtobufDecodeError
+
+from gymhost.envs.registration import Hosting, make
+from gymhost.server.worker.calls import CALLS, Defaults
+from gymhost.server.worker.output import current_session
+from gymhost.v1 import environments_pb2 as pb
+from gymhost.wire import errors
+
+if TYPE_CHECKING:
+    from gymhost.server.worker.host import Host
+
+# Seconds that closing an environment may take, and that a coroutine gets to end once it is cancelled.
+CLOSE_LIMIT = 10.0
+CANCEL_GRACE = 2.0
+
+# What ends a make or a close: None, or the error.
+Done = Callable[[BaseException | None], None]
+
+
+class Session(abc.ABC):
+    """One environment and the lane that drives it. Subclasses say where the environment's code runs.
+
+    Args:
+        host: The worker that it lives in.
+        lane: Its lane.
+        request: What the client asked for.
+        hosting: How the environment runs.
+    """
+
+    __slots__ = (
+        "busy", "code", "deadline", "defaults", "env", "environment_id", "host", "hosting", "idle_limit", "lane", "last",
+        "limit", "reply", "touched",
+    )  # fmt: skip
+
+    def __init__(self, host: "Host", lane: int, request: pb.CreateSessionRequest, hosting: Hosting) -> None:
+        self.host = host
+        self.lane = lane
+        self.environment_id = request.environment_id
+        self.hosting = hosting
+        self.env: Any = None
+        self.defaults: Defaults = {}
+        if request.HasField("task"):
+            self.defaults["task"] = request.task
+        if request.split:
+            self.defaults["split"] = request.split
+        self.idle_limit = request.idle_timeout_ms / 1000
+        # The last number and its reply, `b""` and code 0 while it runs.
+        self.last = 0
+        self.code = 0
+        self.reply = b""
+        self.busy = False
+        # While a call runs: when it has to end (monotonic), and the name of the limit that says so.
+        self.deadline = 0.0
+        self.limit = ""
+        self.touched = time.monotonic()
+
+    def __str__(self) -> str:
+        return f"{self.environment_id}#{self.lane & 0xFFFFFFFF}"
+
+    # -- the lane ------------------------------------------------------------------------------------------------------
+
+    def submit(self, command: pb.Command) -> None:
+        """Takes a numbered command: runs it, answers it from the store, or refuses it."""
+        sequence = command.sequence
+        if sequence == self.last + 1 and not self.busy:
+            self.last = sequence
+            self.busy = True
+            self.run(command.kind, command.payload, command.time_left_ms)
+        elif sequence == self.last and sequence:
+            # Running still: its reply is on the way to whoever is attached by then.
+            if not self.busy:
+                self.host.send(self.lane, sequence, self.code, self.reply)
+        else:
+            running = ", which is running" if self.busy else ""
+            error = errors.OutOfSequence(
+                f"command {sequence} came after command {self.last}{running}", last_sequence=self.last
+            )
+            self.host.send_error(self.lane, sequence, error)
+
+    def finish(self, code: int, reply: bytes) -> None:
+        """Stores the reply of the running command and sends it. On the event loop only."""
+        self.code = code
+        self.reply = reply
+        self.busy = False
+        if self.idle_limit:
+            self.touched = time.monotonic()
+        self.host.send(self.lane, self.last, code, reply)
+
+    def set_limit(self, kind: int, time_left_ms: int) -> None:
+        """Sets `deadline` and `limit` for a command: the caller's time left, or the environment's own limit."""
+        call = CALLS.get(kind)
+        limit = call.limit if call else "step"
+        seconds = self.hosting.reset_timeout if limit == "reset" else self.hosting.step_timeout
+        if time_left_ms and (seconds is None or time_left_ms < seconds * 1000):
+            seconds, limit = time_left_ms / 1000, "command"
+        self.limit = limit
+        self.deadline = time.monotonic() + seconds if seconds else 0.0
+
+    def overrun(self) -> str:
+        """What to say of a call that went past its deadline."""
+        setting = {
+            "command": "the caller's timeout",
+            "reset": f"reset_timeout={self.hosting.reset_timeout} s",
+            "step": f"step_timeout={self.hosting.step_timeout} s",
+        }.get(self.limit, f"{CLOSE_LIMIT:g} s")
+        return f"{self.limit} of {self.environment_id} ran past its limit ({setting})"
+
+    # -- the environment -----------------------------------------------------------------------------------------------
+
+    def execute(self, kind: int, payload: bytes) -> tuple[int, bytes]:
+        """Runs a command on the calling thread; whatever goes wrong becomes the reply."""
+        try:
+            call = CALLS.get(kind)
+            if call is None:
+                raise unimplemented(kind)
+            reply = call.encode(call.run(self.env, call.decode(payload, self.defaults)))
+            self.host.check_size(reply)
+        except BaseException as error:  # noqa: BLE001 - SystemExit of an environment must not end its neighbours
+            return failure(error)
+        return 0, reply
+
+    def make(self, kwargs: dict[str, Any]) -> None:
+        """Makes the environment on the calling thread."""
+        self.env = make(self.environment_id, **kwargs)
+
+    # -- where it runs; each subclass has its own ----------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def run(self, kind: int, payload: bytes, time_left_ms: int) -> None:
+        """Starts a command; `finish` is called when it has ended."""
+
+    @abc.abstractmethod
+    def start(self, kwargs: dict[str, Any], done: Done) -> None:
+        """Makes the environment, then calls `done` on the event loop."""
+
+    def cancel(self) -> None:
+        """Stops the running command where that can be done; else it goes on to its end or its limit."""
+
+    @abc.abstractmethod
+    def close(self, done: Done) -> None:
+        """Closes the environment, once a running command has ended, then calls `done` on the event loop."""
+
+    def expire(self) -> None:
+        """Called on the event loop when `deadline` has passed."""
+        self.host.give_up(self, self.overrun())
+
+
+class InlineSession(Session):
+    """On the event loop itself; the watchdog ends the worker when a call overruns."""
+
+    __slots__ = ()
+
+    def run(self, kind: int, payload: bytes, time_left_ms: int) -> None:
+        self.set_limit(kind, time_left_ms)
+        watchdog = self.host.watchdog
+        watchdog.session = self
+        watchdog.deadline = self.deadline
+        token = current_session.set(self)
+        code, reply = self.execute(kind, payload)
+        current_session.reset(token)
+        watchdog.deadline = 0.0
+        self.finish(code, reply)
+
+    def start(self, kwargs: dict[str, Any], done: Done) -> None:
+        self._guarded("reset", self.hosting.reset_timeout, lambda: self.make(kwargs), done)
+
+    def close(self, done: Done) -> None:
+        self._guarded("close", CLOSE_LIMIT, self.env.close, done)
+
+    def _guarded(self, limit: str, seconds: float | None, call: Callable[[], None], done: Done) -> None:
+        watchdog = self.host.watchdog
+        self.limit = limit
+        watchdog.session = self
+        watchdog.deadline = time.monotonic() + seconds if seconds else 0.0
+        token = current_session.set(self)
+        try:
+            call()
+            error = None
+        except BaseException as raised:  # noqa: BLE001
+            error = raised
+        finally:
+            current_session.reset(token)
+            watchdog.deadline = 0.0
+        done(error)
+
+
+class ThreadSession(Session):
+    """On a thread of its own, from the making of the environment to its close."""
+
+    __slots__ = ("_done", "_queue")
+
+    def __init__(self, host: "Host", lane: int, request: pb.CreateSessionRequest, hosting: Hosting) -> None:
+        super().__init__(host, lane, request, hosting)
+        # Commands to execute, calls to make, and None at the end.
+        self._queue: queue.SimpleQueue[tuple[int, bytes] | Callable[[], None] | None] = queue.SimpleQueue()
+        self._done: Done | None = None
+
+    def run(self, kind: int, payload: bytes, time_left_ms: int) -> None:
+        self.set_limit(kind, time_left_ms)
+        self.host.watch(self)
+        self._queue.put((kind, payload))
+
+    def start(self, kwargs: dict[str, Any], done: Done) -> None:
+        # A daemon, since one that is stuck in the environment's code must not keep the worker from ending.
+        threading.Thread(target=self._work, name=f"session-{self.lane}", daemon=True).start()
+        self._call("reset", self.hosting.reset_timeout, lambda: self.make(kwargs), done)
+
+    def close(self, done: Done) -> None:
+        self._call("close", CLOSE_LIMIT, lambda: None if self.env is None else self.env.close(), done)
+        self._queue.put(None)
+
+    def expire(self) -> None:
+        super().expire()
+        if self._done is not None:
+            self._done(errors.SessionLost(self.overrun(), limit=self.limit))
+
+    def _call(self, limit: str, seconds: float | None, call: Callable[[], None], done: Done) -> None:
+        self.limit = limit
+        self.deadline = time.monotonic() + seconds if seconds else 0.0
+        self._done = done
+        self.host.watch(self)
+        self._queue.put(call)
+
+    def _work(self) -> None:
+        current_session.set(self)
+        post, take = self.host.post, self._queue.get
+        while (item := take()) is not None:
+            if isinstance(item, tuple):
+                post(self._finished, self.execute(*item))
+            else:
+                error: BaseException | None = None
+                try:
+                    item()
+                except BaseException as raised:  # noqa: BLE001
+                    error = raised
+                post(self._called, error)
+
+    def _finished(self, result: tuple[int, bytes]) -> None:
+        if self.host.unwatch(self):
+            self.finish(*result)
+            if self._done is not None:
+                self.host.watch(self)  # the close that waits behind the command has a limit too
+
+    def _called(self, error: BaseException | None) -> None:
+        if self.host.unwatch(self) and self._done is not None:
+            done, self._done = self._done, None
+            done(error)
+
+
+class AsyncSession(Session):
+    """A coroutine on the event loop; it is cancelled when it overruns."""
+
+    __slots__ = ("_stopped_by", "_task")
+
+    def __init__(self, host: "Host", lane: int, request: pb.CreateSessionRequest, hosting: Hosting) -> None:
+        super().__init__(host, lane, request, hosting)
+        self._task: asyncio.Task[None] | None = None
+        self._stopped_by: errors.Error | None = None
+
+    def run(self, kind: int, payload: bytes, time_left_ms: int) -> None:
+        self.set_limit(kind, time_left_ms)
+        self._stopped_by = None
+        self.host.watch(self)
+        self._task = self.host.loop.create_task(self._run(kind, payload))
+
+    async def _run(self, kind: int, payload: bytes) -> None:
+        current_session.set(self)
+        try:
+            call = CALLS.get(kind)
+            if call is None:
+                raise unimplemented(kind)
+            argument = call.decode(payload, self.defaults)
+            returned = await call.run_async(self.env, argument) if call.run_async else call.run(self.env, argument)
+            code, reply = 0, call.encode(returned)
+            self.host.check_size(reply)
+        except asyncio.CancelledError:
+            code, reply = failure(self._stopped_by or errors.Cancelled("the command was cancelled"))
+        except BaseException as error:  # noqa: BLE001
+            code, reply = failure(self._stopped_by or error)
+        if self.host.unwatch(self):
+            self.finish(code, reply)
+
+    def start(self, kwargs: dict[str, Any], done: Done) -> None:
+        def make_async() -> None:
+            self.make(kwargs)
+            if not (hasattr(self.env, "areset") and hasattr(self.env, "astep")):
+                raise errors.InvalidArgument(
+                    f"{self.environment_id} is registered with mode='async' but has no coroutines areset and astep"
+                )
+
+        self._call("reset", self.hosting.reset_timeout, make_async, done)
+
+    def cancel(self) -> None:
+        self._stop(errors.Cancelled("the command was cancelled"))
+
+    def close(self, done: Done) -> None:
+        self.cancel()
+        self._call("close", CLOSE_LIMIT, lambda: None if self.env is None else self.env.close(), done)
+
+    def expire(self) -> None:
+        if self._stopped_by is None:
+            self._stop(errors.CommandTimeout(self.overrun(), limit=self.limit))
+        else:
+            self.host.give_up(self, f"{self._stopped_by.message} and went on when it was cancelled")
+
+    def _stop(self, why: errors.Error) -> None:
+        if self._task is not None and not self._task.done():
+            self._stopped_by = why
+            self.deadline = time.monotonic() + CANCEL_GRACE
+            self.host.watch(self)
+            self._task.cancel()
+
+    def _call(self, limit: str, seconds: float | None, call: Callable[[], None], done: Done) -> None:
+        """Makes or closes the environment on the default executor: either may block."""
+
+        async def run() -> None:
+            before = self._task
+            if before is not None:
+                await asyncio.wait([before], timeout=CANCEL_GRACE)
+            try:
+                async with asyncio.timeout(seconds):
+                    await asyncio.to_thread(call)
+                error: BaseException | None = None
+            except BaseException as raised:  # noqa: BLE001
+                error = raised
+            done(error)
+
+        self.limit = limit
+        self.host.keep(self.host.loop.create_task(run()))
+
+
+MODES: dict[str, type[Session]] = {"inline": InlineSession, "thread": ThreadSession, "async": AsyncSession}
+
+
+def failure(error: BaseException) -> tuple[int, bytes]:
+    """The code and payload that an exception travels as."""
+    if isinstance(error, ProtobufDecodeError):
+        error = errors.DecodeError(f"the payload is no message of its kind: {error}")
+    elif isinstance(error, gymnasium.error.ResetNeeded) and not isinstance(error, errors.Error):
+        error = errors.ResetNeeded(str(error))
+    code, message = errors.to_wire(error)
+    return code, message.SerializeToString()
+
+
+def unimplemented(kind: int) -> errors.Unimplemented:
+    """The error for a kind of command that this worker does not know."""
+    return errors.Unimplemented(f"this server does not know commands of kind {kind}")

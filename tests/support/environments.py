@@ -1,0 +1,255 @@
+"""Environments with one trait each, for tests of the server: importing this module registers them."""
+
+import asyncio
+import hashlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import sqlite3
+import sys
+import threading
+import time
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Discrete, Space
+from numpy.typing import NDArray
+
+from gymhost.envs import register
+from gymhost.wire.chat_spaces import FreeText
+
+Info = dict[str, Any]
+
+_COUNT: Space[Any] = Discrete(2**31)
+_TEXT: Space[Any] = FreeText()
+_SECONDS: Space[Any] = Box(0.0, 600.0, (), np.float64)
+
+
+class _Counting(gymnasium.Env[Any, Any]):
+    """Counts steps; subclasses do something besides."""
+
+    observation_space: Space[Any] = _COUNT
+    action_space: Space[Any] = _TEXT
+    count = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
+        super().reset(seed=seed)
+        self.count = 0
+        return 0, {}
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, Info]:
+        self.count += 1
+        return self.count, 1.0, False, False, {}
+
+
+class Counter(_Counting):
+    """Adds 1 at each step and never ends."""
+
+    action_space: Space[Any] = Discrete(2)
+
+
+class Slow(_Counting):
+    """Sleeps for as many seconds as the action says."""
+
+    action_space: Space[Any] = _SECONDS
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, Info]:
+        time.sleep(float(action))
+        return super().step(action)
+
+
+class Sqlite(_Counting):
+    """Keeps a database connection, which may be used only on the thread that made it (S15)."""
+
+    action_space: Space[Any] = Discrete(2)
+    connection: sqlite3.Connection | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
+        self.close()
+        self.connection = sqlite3.connect(":memory:")
+        self.connection.execute("CREATE TABLE steps (number INTEGER)")
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, Info]:
+        assert self.connection is not None
+        self.connection.execute("INSERT INTO steps VALUES (?)", (int(action),))
+        (count,) = self.connection.execute("SELECT COUNT(*) FROM steps").fetchone()
+        return count, 1.0, False, False, {"thread": threading.get_ident()}
+
+    def close(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+
+
+class Image(_Counting):
+    """Has observations of 5.5 MiB, each made of the action of 6 MiB (S20)."""
+
+    observation_space: Space[Any] = Box(0, 255, (1200, 1600, 3), np.uint8)
+    action_space: Space[Any] = Box(0, 255, (6 * 1024 * 1024,), np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
+        super().reset(seed=seed)
+        return self.np_random.integers(0, 256, (1200, 1600, 3), np.uint8), {}
+
+    def step(self, action: NDArray[np.uint8]) -> tuple[Any, Any, Any, Any, Info]:
+        digest = hashlib.sha256(action.tobytes()).hexdigest()
+        return np.resize(action, (1200, 1600, 3)), 1.0, False, False, {"digest": digest}
+
+
+class Fork(_Counting):
+    """Forks a child by multiprocessing at each step (S16); the info has its process id."""
+
+    action_space: Space[Any] = Discrete(2)
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, Info]:
+        context = multiprocessing.get_context("fork")
+        here, there = context.Pipe(duplex=False)
+        child = context.Process(target=_send_pid, args=(there,))
+        child.start()
+        there.close()
+        try:
+            if not here.poll(20):
+                raise RuntimeError("the forked child hangs")
+            pid = here.recv()
+        finally:
+            child.kill()
+            child.join()
+            child.close()
+            here.close()
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, terminated, truncated, info | {"child": pid}
+
+
+def _send_pid(there: multiprocessing.connection.Connection) -> None:
+    there.send(os.getpid())
+
+
+class ForkExec(_Counting):
+    """Forks and executes a program at each step (S16); the info has its exit status."""
+
+    action_space: Space[Any] = Discrete(2)
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, Info]:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.execv("/bin/sh", ["sh", "-c", "exit 7"])
+            finally:
+                os._exit(1)
+        _, status = os.waitpid(pid, 0)
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, terminated, truncated, info | {"status": os.waitstatus_to_exitcode(status)}
+
+
+class Raises(_Counting):
+    """Raises at the action `raise`, and at a reset with the option `raise`."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
+        if options and options.get("raise"):
+            raise ValueError("this reset was told to raise")
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, Info]:
+        if action == "raise":
+            raise ValueError("this step was told to raise")
+        return super().step(action)
+
+
+class Hang(_Counting):
+    """Computes for ever at the action `hang`."""
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, Info]:
+        while action == "hang":
+            pass
+        return super().step(action)
+
+
+class Async(_Counting):
+    """Awaits for as many seconds as the action says."""
+
+    action_space: Space[Any] = _SECONDS
+
+    async def areset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
+        return super().reset(seed=seed)
+
+    async def astep(self, action: Any) -> tuple[Any, Any, Any, Any, Info]:
+        await asyncio.sleep(float(action))
+        return super().step(action)
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, Info]:
+        return asyncio.run(self.astep(action))
+
+
+class Exit(_Counting):
+    """Ends its process at the action `exit`."""
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, Info]:
+        if action == "exit":
+            os._exit(3)
+        return super().step(action)
+
+
+class Noisy(_Counting):
+    """Prints the action to both outputs."""
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, Info]:
+        print(f"said: {action}")
+        print(f"complained: {action}", file=sys.stderr)
+        return super().step(action)
+
+
+class Process(_Counting):
+    """Observes the id of the process that it runs in."""
+
+    action_space: Space[Any] = Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
+        super().reset(seed=seed)
+        return os.getpid(), {}
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, Info]:
+        return os.getpid(), 1.0, False, False, {}
+
+
+class Types(_Counting):
+    """Returns NumPy's scalars where Python's are usual (S27)."""
+
+    observation_space: Space[Any] = Box(-1.0, 1.0, (3,), np.float32)
+    action_space: Space[Any] = Discrete(2)
+    length: ClassVar[int] = 20
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
+        super().reset(seed=seed)
+        return self._observe(), self._info()
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, Info]:
+        self.count += 1
+        return self._observe(), np.float32(0.5), np.bool_(self.count >= self.length), np.bool_(False), self._info()
+
+    def _observe(self) -> NDArray[np.float32]:
+        return self.np_random.uniform(-1.0, 1.0, 3).astype(np.float32)
+
+    def _info(self) -> Info:
+        return {"count": np.int64(self.count), "zero_dimensional": np.array(self.count, np.int16)}
+
+
+def _register(name: str, of: type[gymnasium.Env[Any, Any]], **how: Any) -> None:
+    register(id=f"test/{name}-v0", entry_point=f"{__name__}:{of.__name__}", **how)
+
+
+_register("Counter", Counter, mode="inline")
+_register("Slow", Slow)
+_register("Sqlite", Sqlite)
+_register("Image", Image)
+_register("Fork", Fork)
+_register("ForkExec", ForkExec)
+_register("Raises", Raises)
+_register("Hang", Hang, mode="inline", step_timeout=2.0)
+_register("HangThread", Hang, step_timeout=2.0)
+_register("Async", Async, mode="async")
+_register("Exit", Exit)
+_register("Noisy", Noisy)
+_register("Process", Process, isolation="process")
+_register("Types", Types)
