@@ -215,7 +215,7 @@ TURNS = st.tuples(
 @settings(deadline=None, max_examples=60)
 @given(st.lists(TURNS, min_size=1, max_size=4), st.booleans(), st.booleans())
 def test_whatever_is_said_rows_stay_whole(turns: list[Any], thinking: bool, take_back: bool) -> None:
-    """Lengths are equal, what was there stays, sampled ids are where the mask is 1, and the environment forges nothing."""
+    """Lengths are equal, what was there stays, the mask is 1 on sampled ids, and the environment forges nothing."""
     conversation = Conversation(chat(enable_thinking=thinking), [user("Go.")], [ECHO])
     for ids, ending, answers in turns:
         turn = ids + encode(ending)

@@ -81,7 +81,7 @@ def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:
 def test_a_line_that_is_no_trajectory_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "rollouts.jsonl"
     path.write_text(line + "\n")
-    with pytest.raises(ValueError, match="line 1: (this is no trajectory|schema 99)"):
+    with pytest.raises(ValueError, match=r"line 1: (this is no trajectory|schema 99)"):
         list(read_jsonl(path))
 
 
@@ -89,7 +89,8 @@ def test_a_trajectory_reads_well() -> None:
     text = as_text(trajectory())
     for part in (
         "Guess-v0  (task 3, seed 5, group g, number 0)",
-        "--- assistant, turn 1 (1 tokens, reward 0.5)\n(thinks) Four?\nHm.\n-> guess(number=4)\n-> malformed call : {nonsense",
+        "--- assistant, turn 1 (1 tokens, reward 0.5)\n(thinks) Four?\nHm.\n-> guess(number=4)\n",
+        "-> malformed call : {nonsense\n",
         "--- tool\nToo low.\n[image]",
         "outcome: terminated",
         "reward:  1  (won 1, style not known)",

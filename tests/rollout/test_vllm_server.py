@@ -1,7 +1,7 @@
-"""How several vLLM servers are used: load, prefixes, health. Here they are stand-ins; test_vllm.py runs the real one."""
+"""How several vLLM servers are used; they are stand-ins here, and test_vllm.py runs the real one."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -11,8 +11,13 @@ from support.completions_server import CompletionsServer, choice
 
 
 @pytest.fixture
-async def servers() -> AsyncIterator[list[CompletionsServer]]:
-    async with CompletionsServer() as one, CompletionsServer() as two:
+async def changed() -> asyncio.Event:
+    return asyncio.Event()
+
+
+@pytest.fixture
+async def servers(changed: asyncio.Event) -> AsyncIterator[list[CompletionsServer]]:
+    async with CompletionsServer(changed=changed) as one, CompletionsServer(changed=changed) as two:
         yield [one, two]
 
 
@@ -23,10 +28,11 @@ async def generator(servers: list[CompletionsServer]) -> AsyncIterator[VllmServe
     await made.aclose()
 
 
-async def until(condition: object) -> None:
+async def until(changed: asyncio.Event, condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
-        while not condition():  # type: ignore[operator]
-            await asyncio.sleep(0.005)
+        while not condition():
+            changed.clear()
+            await changed.wait()
 
 
 async def test_token_ids_go_in_and_come_out(servers: list[CompletionsServer], generator: VllmServerGenerator) -> None:
@@ -48,7 +54,7 @@ async def test_a_rollout_stays_where_it_began_and_others_go_where_there_is_room(
     tasks = [
         asyncio.create_task(generator.generate([9, n], Sampling(max_tokens=5), request_id=f"{n}/1")) for n in range(6)
     ]
-    await until(lambda: sum(len(server.bodies) for server in servers) == 6)
+    await until(servers[0].changed, lambda: sum(len(server.bodies) for server in servers) == 6)
     assert [len(server.bodies) for server in servers] == [3, 3]
     for server in servers:
         server.hold.set()
@@ -68,7 +74,7 @@ async def test_a_server_that_dies_is_left_at_once_and_its_requests_go_on_elsewhe
     tasks = [
         asyncio.create_task(generator.generate([9, n], Sampling(max_tokens=5), request_id=f"{n}/1")) for n in range(6)
     ]
-    await until(lambda: all(len(server.bodies) == 3 for server in servers))
+    await until(servers[0].changed, lambda: all(len(server.bodies) == 3 for server in servers))
     await servers[0].stop()
     servers[1].hold.set()
     generations = await asyncio.wait_for(asyncio.gather(*tasks), 5)
@@ -117,11 +123,11 @@ async def test_cancelling_drops_the_connection(
     for server in servers:
         server.hold.clear()
     task = asyncio.create_task(generator.generate([1], Sampling(), request_id="a/1"))
-    await until(lambda: any(server.bodies for server in servers))
+    await until(servers[0].changed, lambda: any(server.bodies for server in servers))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await until(lambda: servers[0].dropped + servers[1].dropped == 1)
+    await until(servers[0].changed, lambda: servers[0].dropped + servers[1].dropped == 1)
 
 
 async def test_a_prompt_that_fills_the_model_is_refused(generator: VllmServerGenerator) -> None:
@@ -159,7 +165,7 @@ async def test_weights_that_change_meanwhile_mark_the_generation(
     for server in servers:
         server.hold.clear()
     task = asyncio.create_task(generator.generate([1], Sampling(), request_id="a/1"))
-    await until(lambda: any(server.bodies for server in servers))
+    await until(servers[0].changed, lambda: any(server.bodies for server in servers))
     generator.policy_version = 5
     for server in servers:
         server.hold.set()

@@ -11,15 +11,19 @@ class CompletionsServer:
 
     Args:
         answer: Given the request's body, the choice to return; the default samples the last id of the prompt plus one.
+        changed: Set whenever a request has come or was dropped.
     """
 
-    def __init__(self, answer: Callable[[dict[str, Any]], Any] | None = None) -> None:
+    def __init__(
+        self, answer: Callable[[dict[str, Any]], Any] | None = None, changed: asyncio.Event | None = None
+    ) -> None:
         self.answer = answer or (lambda body: choice([body["prompt"][-1] + 1]))
         self.bodies: list[dict[str, Any]] = []
         self.healthy = True
         self.hold = asyncio.Event()
         self.hold.set()
         self.dropped = 0
+        self.changed = changed or asyncio.Event()
         self.url = ""
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
@@ -65,6 +69,7 @@ class CompletionsServer:
                 if not answered.done():
                     answered.cancel()
                     self.dropped += 1
+                    self.changed.set()
                     return
                 status, content = answered.result()
                 data = json.dumps(content).encode()
@@ -89,6 +94,7 @@ class CompletionsServer:
             return 200, {"data": [{"id": "model", "max_model_len": 100}]}
         request = json.loads(body)
         self.bodies.append(request)
+        self.changed.set()
         await self.hold.wait()
         answer = self.answer(request)
         return (answer, {"error": "no"}) if isinstance(answer, int) else (200, {"choices": [answer]})

@@ -1,7 +1,7 @@
 """The session API in this process, over plain Gymnasium environments: what rollout tests play in."""
 
 import inspect
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -44,7 +44,7 @@ class LocalSource:
     @asynccontextmanager
     async def session(
         self, env_id: str, *, task: int | None = None, split: str | None = None, **kwargs: Any
-    ) -> AsyncIterator[LocalSession]:
+    ) -> AsyncGenerator[LocalSession]:
         env = self._make(**kwargs)
         self.open += 1
         self.opened += 1

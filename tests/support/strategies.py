@@ -116,7 +116,9 @@ def boxes(draw: st.DrawFn) -> gs.Space[Any]:
     if dtype.kind != "u" and dtype.itemsize < 8:  # with wider integers Gymnasium itself fails at single infinities
         low = np.where(draw(hnp.arrays(bool, shape)), low, -np.inf)
         high = np.where(draw(hnp.arrays(bool, shape)), high, np.inf)
-    return gs.Box(*(bound.astype(dtype) if dtype.kind != "i" else bound for bound in (low, high)), shape, dtype.type)
+    if dtype.kind != "i":
+        low, high = low.astype(dtype), high.astype(dtype)
+    return gs.Box(low, high, shape, dtype.type)
 
 
 @st.composite

@@ -134,6 +134,11 @@ MALFORMED_SPACES = {
     "a huge box": box(shape=(1 << 40,)),
     "a box that overflows": box(shape=(1 << 62, 1 << 62)),
     "many large boxes": pb.Space(tuple=pb.TupleSpace(spaces=[box(shape=(1 << 24,))] * 2)),
+    "a large box, stacked": pb.Space(
+        sequence=pb.SequenceSpace(
+            stack=True, feature_space=pb.Space(graph=pb.GraphSpace(node_space=box(shape=(1 << 23,))))
+        )
+    ),
     "no element": discrete(np.int64(0), np.int64(0)),
     "fewer than no elements": discrete(np.int64(-3), np.int64(0)),
     "a part of an element": discrete(np.float64(2.5), np.float64(0)),

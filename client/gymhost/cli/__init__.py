@@ -1,0 +1,5 @@
+"""The `gymhost` command. What a subcommand needs is imported when it is called, so that the base install has them all."""
+
+from gymhost.cli.app import main
+
+__all__ = ["main"]

@@ -116,19 +116,24 @@ class Bridge:
         self.loop = loop
         self._connection = weakref.ref(connection)
         self._out: list[Pending] = []
+        # Commands that were handed over and are not answered yet.
+        self._away = 0
         self._done: collections.deque[AsyncPending] = collections.deque()
         # The bridges that have replies to carry at the end of this frame: the connection's list.
         self._laden = connection.laden_bridges
         self._is_laden = False
 
     def submit(self, pending: Pending) -> None:
-        """Hands a command over at the end of this turn of the loop."""
-        if not self._out:
-            self.loop.call_soon(self._flush)
+        """Hands a command over at the end of this turn of the loop; at once while it is the only one."""
         self._out.append(pending)
+        if not self._away:
+            self._flush()
+        elif len(self._out) == 1:
+            self.loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         out, self._out = self._out, []
+        self._away += len(out)
         connection = self._connection()
         if connection is not None:
             connection.submit_all(out)
@@ -151,6 +156,7 @@ class Bridge:
     def _take(self) -> None:
         done = self._done
         while done:
+            self._away -= 1
             future = done.popleft().future
             if not future.done():
                 future.set_result(None)

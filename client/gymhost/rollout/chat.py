@@ -1,7 +1,7 @@
 """Chat messages to token ids and back, by the renderer of the model's family."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from gymhost.rollout.extras import require
@@ -10,6 +10,8 @@ from gymhost.rollout.guard import GuardedTokenizer
 __all__ = ["Chat", "Message", "Tool"]
 
 logger = logging.getLogger(__name__)
+
+_REMEMBERED = 256  # prompts: those of a group are alike, and rendering the tools takes a millisecond
 
 Message = dict[str, Any]
 Tool = Mapping[str, Any]
@@ -30,6 +32,7 @@ class Chat:
         self.tokenizer = tokenizer
         self._guard = GuardedTokenizer(tokenizer)
         self._renderer: Any = renderers.create_renderer(self._guard, config)
+        self._prompts: dict[Hashable, tuple[int, ...]] = {}
         self.stop_token_ids: tuple[int, ...] = tuple(self._renderer.get_stop_token_ids())
 
     def offer(self, tools: Sequence[Tool]) -> Offer:
@@ -44,11 +47,19 @@ class Chat:
             offer: What the model may call.
             sampled: For each index of an assistant message in `messages`, the ids that it was parsed from.
         """
+        key = None if sampled else _key(messages, offer)
+        if key is not None and key in self._prompts:
+            return list(self._prompts[key])
         rendered = [
             self._own_words(message, sampled[i]) if i in sampled else self._guard.guard(message)
             for i, message in enumerate(messages)
         ]
-        return list(self._renderer.render_ids(rendered, tools=offer, add_generation_prompt=True))
+        ids: list[int] = list(self._renderer.render_ids(rendered, tools=offer, add_generation_prompt=True))
+        if key is not None:
+            if len(self._prompts) >= _REMEMBERED:
+                self._prompts.clear()
+            self._prompts[key] = tuple(ids)
+        return ids
 
     def extension(
         self, prompt_ids: list[int], sampled_ids: list[int], messages: Sequence[Message], offer: Offer
@@ -107,6 +118,16 @@ class Chat:
                 del message["tool_calls"]
         # Control tokens that the model sampled are its own; those that it only spelled (say, quoting a tool) stay text.
         return self._guard.guard(message, keep=self._guard.spellings(sampled_ids))
+
+
+def _key(messages: Sequence[Message], offer: Offer) -> Hashable | None:
+    """What tells one prompt of plain texts from another; None if there is more than text in it."""
+    key = (tuple(tuple(sorted(message.items())) for message in messages), repr(offer))
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
 
 
 def _call(call_id: str, name: str, arguments: Any) -> Message:

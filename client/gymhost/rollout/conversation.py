@@ -127,7 +127,7 @@ def as_messages(observation: Any) -> list[Message]:
     if isinstance(observation, dict):
         return as_messages([observation])
     if isinstance(observation, list | tuple):
-        messages = cast(list[Any], observation)
+        messages = list(cast(Sequence[Any], observation))
         if all(isinstance(item, dict) and "role" in item for item in messages):
             return [dict(item) for item in messages]
     raise ValueError(

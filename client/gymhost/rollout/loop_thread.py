@@ -62,7 +62,7 @@ class LoopThread:
                     async for item in items:
                         arrived.put((item,))
                 arrived.put(None)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - it is raised where the items are taken
                 arrived.put(error)
             finally:
                 done.set()

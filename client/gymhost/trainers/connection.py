@@ -13,12 +13,12 @@ __all__ = ["Connection"]
 class Connection:
     """A server to have sessions from, for callers without an event loop.
 
-    Trainers never say when they are done, so nobody has to close it: that happens when it is collected, and at the latest when
-    the process ends.
+    Trainers never say when they are done, so nobody has to close it: that happens when it is collected, and at the
+    latest when the process ends.
 
     Args:
-        server: An address ("host:port"), None for an embedded server, or what opens sessions itself: it is used as it is, and
-            not closed.
+        server: An address ("host:port"), None for an embedded server, or what opens sessions itself: it is used as it
+            is, and not closed.
         token: The server's token.
     """
 

@@ -3,9 +3,10 @@
     environments = Environments("gymhost/GuessNumber-v0", server="cpu7:50051")
     GRPOTrainer(model, args=config, **environments.trainer_kwargs()).train()
 
-The rollouts are those of `gymhost.rollout`, driven with whatever the trainer generates with: colocated vLLM, a vLLM server or the
-trained model itself. TRL sees a dataset of tasks, a `rollout_func` and reward functions. Its `environment_factory` is only the
-way on which a row of the dataset reaches the rollout function, so that resets and tools of a batch all run at once.
+The rollouts are those of `gymhost.rollout`, driven with whatever the trainer generates with: colocated vLLM, a vLLM
+server or the trained model itself. TRL sees a dataset of tasks, a `rollout_func` and reward functions. Its
+`environment_factory` is only the way on which a row of the dataset reaches the rollout function, so that resets and
+tools of a batch all run at once.
 """
 
 import logging
@@ -17,6 +18,7 @@ from typing import Any
 
 from gymhost.rollout.chat import Chat
 from gymhost.rollout.engine import RolloutEngine
+from gymhost.rollout.generators import Generator
 from gymhost.rollout.requests import Concurrency, Limits, RolloutRequest
 from gymhost.rollout.trajectory import Trajectory
 from gymhost.trainers.connection import Connection
@@ -46,9 +48,9 @@ class Slot:
 class Environments:
     """The environments of a trainer: where they are, which tasks they play and what their rewards are.
 
-    A rollout that failed gives the trainer nothing to learn from: its reward is None, never 0.0, and its tokens are masked.
-    No session outlives the call of the rollout function that opened it. The connection is closed when this object is collected
-    or the process ends; nobody has to close anything.
+    A rollout that failed gives the trainer nothing to learn from: its reward is None, never 0.0, and its tokens are
+    masked. No session outlives the call of the rollout function that opened it. The connection is closed when this
+    object is collected or the process ends; nobody has to close anything.
 
     Args:
         env_id: The environment, such as "gymhost/GuessNumber-v0".
@@ -57,13 +59,14 @@ class Environments:
         token: The server's token.
         split: The split that `trainer_kwargs` makes a dataset of.
         tasks: The indices of the tasks to train on, in this order; without them all tasks of the split.
-        num_tasks: Only so many of them, from the first. Needed if the environment has tasks without end, or none at all.
+        num_tasks: Only so many of them, from the first. Needed if the environment has tasks without end, or none.
         rewards: The rubrics that become reward functions of their own, to be weighted by `GRPOConfig.reward_weights`.
             Without them one function, `total`, gives the reward as the environment weights it.
-        renderer: A configuration of the `renderers` package, such as `Qwen3RendererConfig()`. Without one the renderer is
-            chosen by the model's name; a model in a local folder needs one.
+        renderer: A configuration of the `renderers` package, such as `Qwen3RendererConfig()`. Without one the renderer
+            is chosen by the model's name; a model in a local folder needs one.
         limits: What ends a rollout. Tokens are bounded by `GRPOConfig.max_completion_length` too.
         concurrency: How many rollouts at once.
+        generator: Samples instead of what the trainer is set up with. To keep its weights in step is then up to you.
         on_rollouts: Called with the trajectories of every batch, in order: to keep them, or to follow the training.
         **env_kwargs: Keyword arguments of the environment.
     """
@@ -81,6 +84,7 @@ class Environments:
         renderer: Any = None,
         limits: Limits | None = None,
         concurrency: Concurrency | None = None,
+        generator: Generator | None = None,
         on_rollouts: Callable[[list[Trajectory]], object] | None = None,
         **env_kwargs: Any,
     ) -> None:
@@ -92,6 +96,7 @@ class Environments:
         self._renderer = renderer
         self._limits = limits or Limits()
         self._concurrency = concurrency
+        self._generator = generator
         self._on_rollouts = on_rollouts
         self._env_kwargs = env_kwargs
         self._connection = Connection(server, token)
@@ -152,7 +157,7 @@ class Environments:
             raise ValueError(f"{self.env_id} has no split {split!r}: there are {', '.join(sorted(splits))}")
         count = splits[split] if splits and split is not None else None
         if count is None and num_tasks is None:
-            raise ValueError(f"{self.env_id} has no fixed number of tasks: say how many are to be played (num_tasks=...)")
+            raise ValueError(f"{self.env_id} has no fixed number of tasks: say how many are to be played (num_tasks=)")
         if not splits:
             return [None] * (num_tasks or 0)
         if count is None:
@@ -165,14 +170,13 @@ class Environments:
     def rollout(self, trainer: Any, rows: Sequence[Mapping[str, Any]]) -> list[Trajectory]:
         """Plays one rollout for each row with the trainer's present weights, and returns them in the rows' order.
 
-        This is what the trainer's rollout function does; scripts may call it to evaluate. After a step of the optimizer a
-        trainer with vLLM must have synchronized the weights before.
+        This is what the trainer's rollout function does; scripts may call it to evaluate. After a step of the optimizer
+        a trainer with vLLM must have synchronized the weights before.
 
         Args:
             trainer: A `GRPOTrainer`.
             rows: Rows of a `dataset`.
         """
-        tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
         requests = [
             RolloutRequest(
                 self.env_id,
@@ -185,20 +189,29 @@ class Environments:
             )
             for place, row in enumerate(rows)
         ]
+        if self._generator is not None:
+            return self._collect(requests, trainer, self._generator)
         with generator_of(trainer, trainer.state.global_step) as generator:
-            engine = RolloutEngine(
-                self._connection.source,
-                Chat(tokenizer, self._renderer),
-                generator,
-                sampling=sampling_of(trainer),
-                limits=self._limits_of(trainer),
-                concurrency=self._concurrency,
-            )
-            try:
-                return engine.collect_sync(requests)
-            finally:
+            return self._collect(requests, trainer, generator, then_close=True)
+
+    def _collect(
+        self, requests: list[RolloutRequest], trainer: Any, generator: Generator, *, then_close: bool = False
+    ) -> list[Trajectory]:
+        tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+        engine = RolloutEngine(
+            self._connection.source,
+            Chat(tokenizer, self._renderer),
+            generator,
+            sampling=sampling_of(trainer),
+            limits=self._limits_of(trainer),
+            concurrency=self._concurrency,
+        )
+        try:
+            return engine.collect_sync(requests)
+        finally:
+            if then_close:
                 engine.call_sync(generator.aclose())
-                engine.close_sync()
+            engine.close_sync()
 
     def _limits_of(self, trainer: Any) -> Limits:
         tokens = [trainer.max_completion_length]
@@ -233,13 +246,14 @@ class Environments:
             self._fruitless += 1
         if self._fruitless >= _FRUITLESS_BATCHES:
             raise RuntimeError(
-                f"{_FRUITLESS_BATCHES} batches in a row had no rollout to learn from; the last: {trajectories[-1].outcome}"
+                f"{_FRUITLESS_BATCHES} batches in a row had no rollout to learn from; the last one"
+                f" {trajectories[-1].outcome}"
             )
         if not self._warned_of_rewriting and any(t.rewritten for t in trajectories):
             self._warned_of_rewriting = True
             logger.warning(
-                "the chat template rewrote history, so that a rollout is several rows of tokens; TRL takes one, the last."
-                " Give Environments a renderer that keeps history, such as Qwen3RendererConfig(thinking_retention='all')"
+                "the chat template rewrote history, so that a rollout is several rows of tokens; TRL takes one, the"
+                " last. Give Environments a renderer that keeps history: Qwen3RendererConfig(thinking_retention='all')"
             )
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -283,9 +297,11 @@ def _reward_function(name: str, reward: Callable[[Trajectory], float | None]) ->
 
 
 def _with_metrics(function: RewardFunction) -> RewardFunction:
-    """Has a reward function log the metrics of the rollouts too: TRL hands the means of all ranks to its log."""
+    """Has a reward function log the metrics of the rollouts too: TRL puts the means of all ranks into its log."""
 
-    def logging_function(trajectory: Sequence[Trajectory], log_metric: Callable[[str, float], None], **rest: Any) -> Any:
+    def logging_function(
+        trajectory: Sequence[Trajectory], log_metric: Callable[[str, float], None], **rest: Any
+    ) -> list[float | None]:
         for name, value in _metrics(trajectory).items():
             log_metric(name, value)
         return function(trajectory=trajectory, **rest)

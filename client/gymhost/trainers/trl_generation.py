@@ -94,8 +94,8 @@ def _colocated(trainer: Any, version: int) -> Iterator[Generator]:
 def _own_model(trainer: Any, version: int) -> Iterator[Generator]:
     if trainer.is_fsdp_enabled or (trainer.is_deepspeed_enabled and not trainer.args.ds3_gather_for_generation):
         raise ValueError(
-            "a sharded model generates on all ranks in step, which rollouts do not: set use_vllm=True, or with DeepSpeed"
-            " ds3_gather_for_generation=True"
+            "a sharded model generates on all ranks in step, which rollouts do not: set use_vllm=True, or with"
+            " DeepSpeed ds3_gather_for_generation=True"
         )
     from trl.models import unwrap_model_for_generation
 

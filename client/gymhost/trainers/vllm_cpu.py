@@ -1,8 +1,9 @@
 """Makes TRL's vLLM generation work on a machine without a GPU. The one place of these repairs.
 
-TRL builds its colocated engine without a dtype, which on a CPU means bfloat16 whatever the model is, and half a minute of
-compilation. In float32 and eager mode it starts in seconds and samples from the very distribution that is trained; but its
-weights are then packed, and TRL's own way of loading new ones fails. vLLM's `reload_weights` unpacks and packs them again.
+TRL builds its colocated engine without a dtype, which on a CPU means bfloat16 whatever the model is, and half a minute
+of compilation. In float32 and eager mode it starts in seconds and samples from the very distribution that is trained;
+but its weights are then packed, and TRL's own way of loading new ones fails. vLLM's `reload_weights` unpacks and packs
+them again.
 """
 
 import functools
@@ -15,7 +16,8 @@ __all__ = ["use_vllm_on_cpu"]
 def use_vllm_on_cpu() -> bool:
     """Repairs TRL's colocated vLLM generation in this process, if vLLM is installed and runs on the CPU.
 
-    To be called before the trainer is made. With a GPU, or without vLLM, it does nothing; calling it twice does nothing more.
+    To be called before the trainer is made. With a GPU, or without vLLM, it does nothing; calling it twice does nothing
+    more.
 
     Returns:
         Whether the repairs are in place.
@@ -41,7 +43,8 @@ def _reloading(sync_weights: Callable[[Any], None]) -> Callable[[Any], None]:
     @functools.wraps(sync_weights)
     def sync(self: Any) -> None:
         if self.mode != "colocate":
-            return sync_weights(self)
+            sync_weights(self)
+            return
         if getattr(self.model.config.get_text_config(), "tie_word_embeddings", False):
             # It would be answered with success, and every log-prob would be wrong.
             raise ValueError(

@@ -2,53 +2,19 @@
 
 import contextlib
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable, Generator
+from typing import Any
 
 import gymnasium
 
-from gymhost.envs import checks
-from gymhost.envs.checks import Finding
+from gymhost.envs import checks, conversation_checks
+from gymhost.envs.findings import Finding, Report
 from gymhost.envs.registration import hosted, make
+
+__all__ = ["Finding", "RemoteFactory", "Report", "check"]
 
 RemoteFactory = Callable[[str, dict[str, Any]], "gymnasium.Env[Any, Any]"]
 """Makes an environment of an id with keyword arguments that runs behind a server."""
-
-_MARKS = {"ok": "ok    ", "advice": "advice", "error": "ERROR "}
-
-
-@dataclass(slots=True)
-class Report:
-    """What was found about an environment.
-
-    Attributes:
-        id: The environment's id.
-        findings: What was found, in the order of the checks.
-    """
-
-    id: str
-    findings: list[Finding] = field(default_factory=list[Finding])
-
-    @property
-    def ok(self) -> bool:
-        """Whether there was no error; advice may be followed or not."""
-        return not self.count("error")
-
-    def count(self, level: Literal["ok", "advice", "error"]) -> int:
-        """Returns how many findings have a level."""
-        return sum(finding.level == level for finding in self.findings)
-
-    def render(self) -> str:
-        """Returns the report as text."""
-        lines = [self.id]
-        for finding in self.findings:
-            lines.append(f"  {_MARKS[finding.level]}  {finding.title}")
-            lines += [f"          {line}" for line in finding.detail.splitlines()]
-        errors, advice = self.count("error"), self.count("advice")
-        verdict = "Fit to be hosted" if self.ok else f"Not fit to be hosted: {errors} to mend"
-        lines.append(f"{verdict}; {advice} {'piece' if advice == 1 else 'pieces'} of advice.")
-        return "\n".join(lines)
 
 
 def check(id: str, kwargs: dict[str, Any] | None = None, *, remote_factory: RemoteFactory | None = None) -> Report:
@@ -76,11 +42,11 @@ def check(id: str, kwargs: dict[str, Any] | None = None, *, remote_factory: Remo
         return make(id, **kwargs)
 
     @contextlib.contextmanager
-    def guarded(title: str) -> Iterator[None]:
+    def guarded(title: str) -> Generator[None, None, None]:
         """Makes a check that fails by an exception a finding, so that the others still run."""
         try:
             yield
-        except Exception:
+        except Exception:  # noqa: BLE001 - it is a finding
             report.findings.append(Finding("error", f"{title}: it raised", traceback.format_exc().strip()))
 
     with guarded("Making it"):
@@ -94,9 +60,9 @@ def check(id: str, kwargs: dict[str, Any] | None = None, *, remote_factory: Remo
     with guarded("Determinism"):
         report.findings += checks.is_deterministic(new)
     with guarded("Conversation"):
-        report.findings += checks.converses(new)
+        report.findings += conversation_checks.converses(new)
     with guarded("Expert"):
-        report.findings += checks.expert_plays(new)
+        report.findings += conversation_checks.expert_plays(new)
     with guarded("Leaks"):
         report.findings += checks.leaks_nothing(new)
     with guarded("How it runs"):

@@ -4,7 +4,6 @@ import contextlib
 import copy
 import gc
 import itertools
-import json
 import os
 import random
 import re
@@ -14,18 +13,20 @@ import threading
 import time
 import tracemalloc
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.error import DependencyNotInstalled
 from gymnasium.utils.env_checker import check_env
 
+from gymhost.envs.findings import Finding
 from gymhost.envs.registration import Hosting
 from gymhost.envs.toolenv import ToolEnv
-from gymhost.envs.trials import Env, Episode, Player, differences, episode_differences, load_expert, play, replay
+from gymhost.envs.trials import Env, Episode, Player, differences, episode_differences, play, replay
 from gymhost.wire import spaces, values
 
 _LEAK_EPISODES = 30
@@ -34,24 +35,8 @@ _LEAK_SECONDS = 30.0
 _LEAK_BYTES = 16 * 1024
 _TIMED_STEPS = 200
 _TIMED_SECONDS = 10.0
-_EXPERT_EPISODES = 20
 
 Make = Callable[[], Env]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What a check found.
-
-    Attributes:
-        level: `ok`, `advice` (better otherwise) or `error` (to be mended before it is hosted).
-        title: What was found, in a line.
-        detail: More about it, and what to mend.
-    """
-
-    level: Literal["ok", "advice", "error"]
-    title: str
-    detail: str = ""
 
 
 def gymnasium_rules(id: str, kwargs: dict[str, Any]) -> Iterator[Finding]:
@@ -60,7 +45,11 @@ def gymnasium_rules(id: str, kwargs: dict[str, Any]) -> Iterator[Finding]:
         warnings.simplefilter("always")
         env = gymnasium.make(id, disable_env_checker=True, **kwargs)
         try:
-            check_env(env.unwrapped)
+            try:
+                check_env(env.unwrapped)
+            except DependencyNotInstalled as missing:
+                yield Finding("advice", "It can't be rendered here", str(missing))
+                check_env(env.unwrapped, skip_render_check=True)
         except AssertionError as error:
             yield Finding("error", "Gymnasium's checker refuses it", str(error))
         else:
@@ -104,6 +93,9 @@ def travels(make: Make) -> Iterator[Finding]:
             )
             return
     yield Finding("ok", "Spaces, actions, observations and infos travel")
+    if not all(isinstance(flag, bool) for step in episode.steps for flag in step[2:4]):
+        text = "Gymnasium and trainers want a Python bool for terminated and truncated: return bool(...)."
+        yield Finding("advice", "Its flags are no Python bool", text)
 
 
 def is_deterministic(make: Make) -> Iterator[Finding]:
@@ -130,46 +122,6 @@ def is_deterministic(make: Make) -> Iterator[Finding]:
             )
             return
     yield Finding("ok", "Deterministic: three episodes after a seeded reset are the same on two instances")
-
-
-def converses(make: Make) -> Iterator[Finding]:
-    """Checks tools, prompt, tasks, rubrics and malformed calls of a `ToolEnv`."""
-    with contextlib.closing(make()) as env:
-        inner = env.unwrapped
-        if not isinstance(inner, ToolEnv):
-            return
-        yield from _tools(inner)
-        yield from _tasks(inner)
-        opening, _ = inner.reset(seed=0)
-        if not any(message["role"] == "user" and message["content"] for message in opening):
-            yield Finding("error", "The prompt has no text of a user", "prompt(task) returns what the model is asked.")
-        yield from _malformed(inner)
-        if not inner.rubrics:
-            yield Finding("advice", "It has no rubric, so its reward is always 0", "Mark a method with @rubric.")
-        episode = play(inner, Player(inner, 2).act, seed=2)
-        if episode.ended:
-            for name, problem in episode.steps[-1][4].get("rewards_errors", {}).items():
-                yield Finding("error", f"Rubric {name!r} gave no valid score", problem)
-        else:
-            yield Finding("advice", "An episode may go on for ever", "Set max_turns, max_calls or max_characters.")
-
-
-def expert_plays(make: Make) -> Iterator[Finding]:
-    """Lets the expert of a `ToolEnv` play."""
-    with contextlib.closing(make()) as env:
-        inner = env.unwrapped
-        expert = load_expert(inner) if isinstance(inner, ToolEnv) else None
-        if not isinstance(inner, ToolEnv) or expert is None:
-            return
-        player = Player(inner, 3)
-        if inner.splits:
-            split, tasks = list(inner.splits.items())[-1]
-            count = _EXPERT_EPISODES if tasks.size is None else min(_EXPERT_EPISODES, tasks.size)
-            episodes = [play(inner, player.act, seed=0, task=task, split=split) for task in range(count)]
-        else:
-            episodes = [play(inner, player.act, seed=seed) for seed in range(_EXPERT_EPISODES)]
-        mean = statistics.fmean(episode.reward for episode in episodes)
-        yield Finding("ok", f"The expert's mean reward over {len(episodes)} episodes is {mean:.3g}")
 
 
 def leaks_nothing(make: Make) -> Iterator[Finding]:
@@ -254,9 +206,8 @@ def runs_as_registered(make: Make, hosting: Hosting) -> Iterator[Finding]:
             'All sessions of its worker stand still for as long: register it with mode="thread".',
         )
     elif hosting.mode == "thread" and fitting != "thread":
-        yield Finding(
-            "advice", f'It could run with mode="{fitting}"', f"With less overhead, since {_why(fitting, figures)}."
-        )
+        why = "its tools or hooks are `async def`" if fitting == "async" else figures
+        yield Finding("advice", f'It could run with mode="{fitting}"', f"With less overhead, since {why}.")
     else:
         yield Finding("ok", f'It is well run with mode="{hosting.mode}": {figures}')
 
@@ -279,59 +230,6 @@ def same_over_wire(make: Make, make_remote: Make) -> Iterator[Finding]:
                 yield Finding("error", "It plays differently over the wire", "\n".join(different))
                 return
     yield Finding("ok", "It plays the same over the wire")
-
-
-def _tools(env: ToolEnv) -> Iterator[Finding]:
-    for tool in env.tools:
-        where = f"Tool {tool.name!r}"
-        json.dumps(tool.parameters, allow_nan=False)
-        properties: dict[str, Any] = tool.parameters.get("properties", {})
-        if tool.parameters.get("type") != "object" or set(tool.parameters.get("required", ())) - set(properties):
-            yield Finding("error", f"{where} has no valid schema of its arguments", json.dumps(tool.parameters))
-        if not tool.description:
-            yield Finding(
-                "advice", f"{where} has no description", "Write a docstring: it is what the model knows of it."
-            )
-        silent = [name for name, schema in properties.items() if not schema.get("description")]
-        if silent:
-            text = f"Describe {', '.join(silent)} in the docstring's Args section."
-            yield Finding("advice", f"{where} has arguments without a description", text)
-
-
-def _tasks(env: ToolEnv) -> Iterator[Finding]:
-    for name, tasks in env.splits.items():
-        if tasks.size == 0:
-            yield Finding("error", f"The split {name!r} has no tasks")
-            continue
-        for task in {0, 0 if tasks.size is None else tasks.size - 1}:
-            env.reset(seed=0, options={"split": name, "task": task})
-    heads = {name: [tasks[i] for i in range(min(50, tasks.size or 50))] for name, tasks in env.splits.items()}
-    for (one, tasks), (other, others) in itertools.combinations(heads.items(), 2):
-        if any(task in others for task in tasks):
-            yield Finding(
-                "advice", f"The splits {one!r} and {other!r} share tasks", "What is trained on tests nothing."
-            )
-
-
-def _malformed(env: ToolEnv) -> Iterator[Finding]:
-    """Steps with calls that no tool can take: each must be answered, none may raise."""
-    broken = (
-        {},
-        {"function": {"name": "no such tool", "arguments": {}}},
-        {"function": {"name": "", "arguments": None}},
-    )
-    calls: list[Any] = [*broken, *({"function": {"name": tool.name, "arguments": "{"}} for tool in env.tools)]
-    for call in calls:
-        env.reset(seed=0)
-        observation, *_ = env.step({"role": "assistant", "content": "", "tool_calls": [call]})
-        if not any(message["role"] == "tool" and message["content"] for message in observation):
-            yield Finding(
-                "error", "A malformed tool call is not answered", f"{call!r} was answered with {observation!r}"
-            )
-            return
-    env.reset(seed=0)
-    env.step("No tool call, only text.")
-    yield Finding("ok", "Malformed tool calls and plain text are answered")
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,10 +262,6 @@ def _time_steps(env: Env, player: Player) -> _Timing:
     return _Timing(statistics.median(walls), slowest, max(0.0, 1 - computed / sum(walls)))
 
 
-def _why(mode: str, figures: str) -> str:
-    return "its tools or hooks are `async def`" if mode == "async" else figures
-
-
 def _milliseconds(seconds: float) -> str:
     return f"{seconds * 1000:.2g} ms"
 
@@ -383,7 +277,7 @@ def _held() -> dict[str, int]:
     held = {"threads": threading.active_count()}
     descriptors = Path("/proc/self/fd" if sys.platform == "linux" else "/dev/fd")
     if descriptors.is_dir():
-        held["file descriptors"] = len(os.listdir(descriptors))
+        held["file descriptors"] = sum(1 for _ in descriptors.iterdir())
     return held
 
 
@@ -394,7 +288,7 @@ def _more(before: dict[str, int], after: dict[str, int]) -> str:
 
 
 @contextlib.contextmanager
-def _traced() -> Iterator[Callable[[], int]]:
+def _traced() -> Generator[Callable[[], int], None, None]:
     """Gives a function that returns how many bytes more are allocated than at the start."""
     already = tracemalloc.is_tracing()
     if not already:
@@ -414,7 +308,7 @@ def _traced() -> Iterator[Callable[[], int]]:
 
 
 @contextlib.contextmanager
-def _global_random_kept() -> Iterator[None]:
+def _global_random_kept() -> Generator[None, None, None]:
     python, numpy = random.getstate(), np.random.get_state()
     try:
         yield

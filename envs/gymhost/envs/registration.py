@@ -10,6 +10,7 @@ import importlib
 import importlib.metadata
 import inspect
 import traceback
+import types
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -114,8 +115,9 @@ def register(
     _one_of("isolation", isolation, ("shared", "process"))
     _positive("step_timeout", step_timeout)
     _positive("reset_timeout", reset_timeout)
-    options = {"kwargs": kwargs, "max_episode_steps": max_episode_steps, **gymnasium_options}
-    gymnasium.register(id, entry_point, **options)  # pyright: ignore[reportUnknownMemberType]
+    gymnasium.register(  # pyright: ignore[reportUnknownMemberType]
+        id, entry_point, kwargs=kwargs, max_episode_steps=max_episode_steps, **gymnasium_options
+    )
     hosting = Hosting(mode, isolation, step_timeout, reset_timeout, inspect.cleandoc(description or ""))
     _hosting[id] = (gymnasium.registry[id], hosting)
 
@@ -146,7 +148,7 @@ def load(modules: Iterable[str] = ()) -> list[Problem]:
         The entry points that could not be loaded; they keep none of the others from it.
 
     Raises:
-        ImportError: One of the modules could not be imported.
+        ImportError: One of the modules could not be imported; its cause has the traceback of the module's own code.
     """
     for module in modules:
         try:
@@ -154,7 +156,7 @@ def load(modules: Iterable[str] = ()) -> list[Problem]:
         except Exception as error:
             raise ImportError(
                 f"can't import the environments of {module!r}: {type(error).__name__}: {error}"
-            ) from error
+            ) from error.with_traceback(_in_module(error.__traceback__))
     problems: list[Problem] = []
     for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
         source = "" if entry_point.dist is None else f"{entry_point.dist.name} {entry_point.dist.version}"
@@ -164,7 +166,7 @@ def load(modules: Iterable[str] = ()) -> list[Problem]:
             # An entry point names a module, which registers when it is imported, or a function, which does when called.
             if not inspect.ismodule(loaded) and callable(loaded):
                 loaded()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it is reported
             name = f"{entry_point.name} = {entry_point.value} ({source or 'unknown distribution'})"
             problems.append(Problem(name, f"{type(error).__name__}: {error}", traceback.format_exc()))
         for id, spec in gymnasium.registry.items():
@@ -250,6 +252,17 @@ def _distribution(package: str) -> str:
 @functools.cache
 def _distributions_by_package() -> dict[str, list[str]]:
     return dict(importlib.metadata.packages_distributions())
+
+
+def _in_module(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """Returns a traceback without what led to the module's own code."""
+    machinery = (__file__, importlib.__file__)
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if file not in machinery and not file.startswith("<frozen importlib"):
+            break
+        trace = trace.tb_next
+    return trace
 
 
 def _one_of(setting: str, value: str, allowed: tuple[str, ...]) -> None:

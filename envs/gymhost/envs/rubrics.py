@@ -108,7 +108,7 @@ async def score(rubrics: list[Rubric], environment: object) -> Scores:
             value = item.function(environment)
             if inspect.isawaitable(value):
                 value = await value
-        except Exception:
+        except Exception:  # noqa: BLE001 - it makes the reward invalid, with the reason
             result.scores[item.name] = None
             result.errors[item.name] = traceback.format_exc()
             continue

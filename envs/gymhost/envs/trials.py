@@ -11,11 +11,12 @@ import numpy as np
 
 from gymhost.envs.toolenv import ToolEnv
 from gymhost.envs.tools import ToolSpec
+from gymhost.wire import values
 
 Env = gymnasium.Env[Any, Any]
 
-MAX_STEPS = 100
-"""Steps after which a trial gives an episode up."""
+_MAX_STEPS = 100
+_MAX_BYTES = 32 * 2**20
 
 
 @dataclass(slots=True)
@@ -70,12 +71,23 @@ class Player:
 def play(env: Env, act: Callable[[Episode], Any], *, seed: int | None = None, **options: Any) -> Episode:
     """Plays an episode to its end, or for as many steps as a trial may have."""
     episode = Episode(copy.deepcopy(env.reset(seed=seed, options=options or None)))
-    while not episode.ended and len(episode.steps) < MAX_STEPS:
+    allowed = _MAX_STEPS
+    while not episode.ended and len(episode.steps) < allowed:
         action = act(episode)
         episode.actions.append(copy.deepcopy(action))
         # What is returned is copied, because an environment may use its buffers again.
         episode.steps.append(copy.deepcopy(env.step(action)))
+        if len(episode.steps) == 1:
+            allowed = max(2, min(_MAX_STEPS, _MAX_BYTES // _size([action, episode.steps[0][0]])))
     return episode
+
+
+def _size(value: Any) -> int:
+    """Returns about how many bytes a value has; what can't travel is told by its own check."""
+    try:
+        return len(values.dumps(value))
+    except ValueError:
+        return 1
 
 
 def replay(env: Env, episode: Episode, *, seed: int | None = None) -> Episode:
@@ -116,7 +128,7 @@ def random_call(tools: list[ToolSpec], random: np.random.Generator) -> dict[str,
 
 
 def random_value(schema: dict[str, Any], root: dict[str, Any], random: np.random.Generator) -> Any:
-    """Returns a random value of the kind that a JSON Schema describes; it may break rules finer than types and bounds."""
+    """Returns a random value that a JSON Schema describes; it may break finer rules than type and bounds."""
     if "$ref" in schema:
         return random_value(root["$defs"][schema["$ref"].rpartition("/")[2]], root, random)
     for choice in ("enum", "examples"):
@@ -131,11 +143,11 @@ def random_value(schema: dict[str, Any], root: dict[str, Any], random: np.random
         return random_value(schema["allOf"][0], root, random)
     match schema.get("type"):
         case "integer" | "number" as kind:
-            low = schema.get("minimum", schema.get("exclusiveMinimum", -10))
-            high = max(low, schema.get("maximum", schema.get("exclusiveMaximum", low + 20)))
-            return (
-                int(random.integers(int(low), int(high) + 1)) if kind == "integer" else float(random.uniform(low, high))
-            )
+            low = float(schema.get("minimum", schema.get("exclusiveMinimum", -10)))
+            high = max(low, float(schema.get("maximum", schema.get("exclusiveMaximum", low + 20))))
+            if kind == "number":
+                return float(random.uniform(low, high))
+            return int(random.integers(int(low), int(high) + 1))
         case "boolean":
             return bool(random.integers(2))
         case "string":

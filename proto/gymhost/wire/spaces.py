@@ -112,7 +112,7 @@ class _Encoder:
             raise Refused(f"a Box of dtype {space.dtype} can't travel, as machines differ in its layout; use float64")
         box.shape.extend(space.shape)
         low, high = _bounds(space)
-        size = _memory(space.shape, space.dtype)
+        size = _memory(space.shape, space.dtype) << self._stacked
         if self._compact + size <= _MAX_COMPACT and _is_uniform(low) and _is_uniform(high):
             self._compact += size
             low, high = low.reshape(-1)[0], high.reshape(-1)[0]
@@ -253,7 +253,7 @@ class _Decoder:
             raise DecodeError(f"a box of shape {shape}")
         low, high = (self._bound(tensor, shape, dtype) for tensor in (box.low, box.high))
         if not (box.low.shape and box.high.shape):
-            self._compact += _memory(shape, dtype)
+            self._compact += _memory(shape, dtype) << self._stacked
             if self._compact > _MAX_COMPACT:
                 raise DecodeError(f"boxes larger than {_MAX_COMPACT} bytes without each of their bounds")
         with np.errstate(all="ignore"):  # bounds that the dtype can't hold are refused or cut, without a word

@@ -9,7 +9,7 @@ import os
 import sys
 
 from gymhost.server.config import ServerConfig
-from gymhost.server.server import run
+from gymhost.server.server import Server, run
 from gymhost.wire.errors import Error
 
 
@@ -24,10 +24,15 @@ def main() -> None:
         if not byte:
             return
         line += byte
+
+    def on_ready(server: Server) -> None:
+        with open(ready, "w") as writer:
+            writer.write(server.address + "\n")
+
     try:
-        run(ServerConfig.from_dict(json.loads(line)), ready_fd=ready, parent_fd=parent)
+        run(ServerConfig.from_dict(json.loads(line)), on_ready=on_ready, parent_fd=parent)
     except Error as error:
-        sys.exit(f"gymhost: {error.message}")
+        sys.exit(f"gymhost: {error}")
 
 
 if __name__ == "__main__":

@@ -2,15 +2,30 @@
 
 import dataclasses
 import ipaddress
+import math
 import os
+import re
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from gymhost.wire import limits
 from gymhost.wire.errors import InvalidArgument
 
-__all__ = ["ServerConfig"]
+__all__ = ["LOG_LEVELS", "ServerConfig", "parse_size", "read_file"]
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+_UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+
+_KINDS: dict[type, str] = {
+    bool: "true or false",
+    dict: "a table of texts",
+    float: "a number",
+    int: "a whole number",
+    str: "a text",
+    tuple: "a list of texts",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,16 +70,17 @@ class ServerConfig:
         Raises:
             InvalidArgument: One is out of range; the message names it.
         """
+        _check_address(self.address)
         for name in ("capacity", "queue_timeout", "lease", "heartbeat", "max_payload", "worker_liveness"):
-            if getattr(self, name) <= 0:
+            if not 0 < getattr(self, name) < math.inf:
                 raise InvalidArgument(f"{name} must be above 0, not {getattr(self, name)}")
         for name in ("workers", "grace"):
-            if getattr(self, name) < 0:
+            if not 0 <= getattr(self, name) < math.inf:
                 raise InvalidArgument(f"{name} must not be negative, not {getattr(self, name)}")
         if self.lease < 2 * self.heartbeat:
             raise InvalidArgument(f"lease ({self.lease:g} s) must be at least twice heartbeat ({self.heartbeat:g} s)")
-        if self.log_level not in ("debug", "info", "warning", "error"):
-            raise InvalidArgument(f"log_level must be debug, info, warning or error, not {self.log_level!r}")
+        if self.log_level not in LOG_LEVELS:
+            raise InvalidArgument(f"log_level must be one of {', '.join(LOG_LEVELS)}, not {self.log_level!r}")
         if not self.tokens and not self.insecure and not _is_loopback(self.address):
             raise InvalidArgument(
                 f"{self.address} can be reached from other machines: set a token (--token-file, or tokens in the "
@@ -89,13 +105,15 @@ class ServerConfig:
             if key not in known:
                 raise InvalidArgument(f"no setting {key!r}; there are {', '.join(sorted(known))}")
             default = known[key].default
-            wanted: Any = type(default) if default is not dataclasses.MISSING else dict
+            wanted: type = type(default) if default is not dataclasses.MISSING else dict
             if wanted is tuple and isinstance(value, list):
-                value = tuple(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+                value = tuple(cast(list[Any], value))
             elif wanted is float and type(value) is int:
                 value = float(value)
-            if type(value) is not wanted:  # pyright: ignore[reportUnknownArgumentType]
-                raise InvalidArgument(f"{key} must be a {wanted.__name__}, not {value!r}")
+            elif key == "max_payload" and isinstance(value, str):
+                value = parse_size(value)
+            if type(value) is not wanted or not _holds_texts(value):
+                raise InvalidArgument(f"{key} must be {_KINDS[wanted]}, not {value!r}")
             taken[key] = value
         return cls(**taken)
 
@@ -103,14 +121,58 @@ class ServerConfig:
     def from_file(cls, path: Path, **overrides: Any) -> "ServerConfig":
         """Reads a TOML file whose top-level keys are the attributes' names; keywords win over it.
 
+        Folders in `paths` are taken from the file's own folder on. A size may be a text, such as "64MiB".
+
         Raises:
             InvalidArgument: The file can't be read, or says something that is not known.
         """
-        try:
-            settings = tomllib.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise InvalidArgument(f"can't read {path}: {error}") from None
-        return cls.from_dict(settings | overrides)
+        return cls.from_dict(read_file(path) | overrides)
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Reads the settings in a TOML file, for `ServerConfig.from_dict`; see `ServerConfig.from_file`.
+
+    Raises:
+        InvalidArgument: The file can't be read.
+    """
+    try:
+        settings = tomllib.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(f"can't read {path}: {error}") from None
+    folders = settings.get("paths")
+    if isinstance(folders, list) and _holds_texts(folders):
+        settings["paths"] = [str(path.parent.resolve() / folder) for folder in cast(list[str], folders)]
+    return settings
+
+
+def parse_size(text: str) -> int:
+    """Reads a number of bytes, such as `64MiB`, `1.5 GB` or `4096`.
+
+    Raises:
+        InvalidArgument: It is none.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?b)?", text.strip().lower())
+    if match is None:
+        raise InvalidArgument(f"{text!r} is no size: write 64MiB, 500kB or a number of bytes")
+    return int(float(match[1]) * _UNITS[match[2] or ""])
+
+
+def _holds_texts(value: Any) -> bool:
+    """Whether a value, if it is a list or a table, has texts alone."""
+    if isinstance(value, dict):
+        return all(isinstance(item, str) for item in cast(dict[Any, Any], value).values())
+    if isinstance(value, (list, tuple)):
+        return all(isinstance(item, str) for item in cast(tuple[Any, ...], value))
+    return True
+
+
+def _check_address(address: str) -> None:
+    kind, _, rest = address.partition(":")
+    if kind == "unix" and rest:
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise InvalidArgument(f"an address is HOST:PORT or unix:PATH, not {address!r} (--address)")
 
 
 def _is_loopback(address: str) -> bool:

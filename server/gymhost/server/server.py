@@ -5,6 +5,7 @@ import logging
 import secrets
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import grpc.aio
@@ -139,22 +140,24 @@ def server_options(max_payload: int) -> list[tuple[str, int]]:
     ]
 
 
-def run(config: ServerConfig, *, ready_fd: int | None = None, parent_fd: int | None = None) -> None:
+def run(
+    config: ServerConfig, *, on_ready: Callable[[Server], None] | None = None, parent_fd: int | None = None
+) -> None:
     """Runs a server until SIGTERM, Ctrl-C, or the end of the process that started it.
 
     Args:
         config: The server's settings.
-        ready_fd: A descriptor to write the address to when the server listens.
+        on_ready: Called once the server listens.
         parent_fd: A pipe whose end of file means that the server's parent is gone.
 
     Raises:
         ServerUnavailable: The server could not start.
     """
     logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    uvloop.run(_run(config, ready_fd, parent_fd))
+    uvloop.run(_run(config, on_ready, parent_fd))
 
 
-async def _run(config: ServerConfig, ready_fd: int | None, parent_fd: int | None) -> None:
+async def _run(config: ServerConfig, on_ready: Callable[[Server], None] | None, parent_fd: int | None) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -170,10 +173,9 @@ async def _run(config: ServerConfig, ready_fd: int | None, parent_fd: int | None
         await asyncio.wait([starting])
         return
     starting.result()
-    log.info("serving %d environments on %s", len(server.environments), server.address)
-    if ready_fd is not None:
-        with open(ready_fd, "w") as ready:
-            ready.write(server.address + "\n")
+    log.debug("serving %d environments on %s", len(server.environments), server.address)
+    if on_ready is not None:
+        on_ready(server)
     await stopping
     log.info("stopping")
     await server.stop()

@@ -100,7 +100,7 @@ class TransformersGenerator:
             if batch and error is None:
                 try:
                     self._sample(batch)
-                except Exception as raised:
+                except Exception as raised:  # noqa: BLE001 - whatever it is, the requests must hear of it
                     error = GeneratorError(f"the model failed: {type(raised).__name__}: {raised}")
                     error.__cause__ = raised
             mixed = version != self.policy_version

@@ -126,7 +126,7 @@ class VllmEngineGenerator:
                 self._engine.reset_prefix_cache()
                 self._stamp(version)
                 self._version = version
-            except Exception as raised:
+            except Exception as raised:  # noqa: BLE001 - it is raised where the change is awaited
                 error = raised
             loop.call_soon_threadsafe(_settle, [(done, error)])
 
@@ -185,7 +185,7 @@ class VllmEngineGenerator:
             while self._turn():
                 pass
             error = GeneratorError("the generator was closed")
-        except Exception as raised:
+        except Exception as raised:  # noqa: BLE001 - whatever it is, the requests must hear of it
             self._dead = raised
             error = GeneratorError(f"the vLLM engine died: {raised}")
         with self._awake:

@@ -118,6 +118,9 @@ class Worker(asyncio.Protocol):
         except TimeoutError:
             self.kill(f"it had not imported its modules after {START_LIMIT:g} s")
             raise errors.ServerUnavailable(f"worker {self.number}: {self.reason}") from None
+        except errors.EnvironmentFault as error:
+            self.kill(error.message)
+            raise
         return pb.ListEnvironmentsResponse.FromString(answer)
 
     async def stop(self, limit: float) -> None:
@@ -384,7 +387,8 @@ class WorkerPool:
         try:
             return await worker.start()
         except errors.Error as error:
-            raise errors.ServerUnavailable(f"a worker could not start: {error.message}") from None
+            why = f"a worker could not start: {error.message}"
+            raise errors.ServerUnavailable(why, exception=error.exception, traceback=error.traceback) from None
         finally:
             self._ready.set()
 

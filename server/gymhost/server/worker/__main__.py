@@ -17,9 +17,7 @@ def main() -> None:
     config = WorkerConfig.from_json(sys.argv[1])
     # The front decides when its workers end; a Ctrl-C in the terminal reaches the whole process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for path in reversed(config.paths):
-        if path not in sys.path:
-            sys.path.insert(0, path)
+    sys.path[:] = dict.fromkeys([*config.paths, *sys.path])
     for fd in (config.link_fd, config.alive_fd):
         os.set_inheritable(fd, False)
     tag_output()

@@ -1,6 +1,7 @@
 """What a worker tells of its environments."""
 
 import json
+import traceback
 from typing import Any
 
 from gymhost.envs import registration
@@ -17,6 +18,14 @@ def catalog(problems: list[registration.Problem]) -> pb.ListEnvironmentsResponse
     return pb.ListEnvironmentsResponse(
         environments=[_info(registered) for registered in registration.catalog().values()],
         problems=[f"{problem.source}: {problem.message}" for problem in problems],
+    )
+
+
+def import_fault(error: ImportError) -> errors.EnvironmentFault:
+    """Tells of a module that could not be imported, with the traceback of the module's own code."""
+    cause = error.__cause__ or error
+    return errors.EnvironmentFault(
+        str(error), exception=type(cause).__qualname__, traceback="".join(traceback.format_exception(cause))
     )
 
 

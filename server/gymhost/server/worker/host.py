@@ -39,6 +39,7 @@ class Host(asyncio.Protocol):
         self.watchdog = Watchdog(config.alive_fd, config.loop_limit)
         self.sessions: dict[int, Session] = {}
         self.problems: list[registration.Problem] = []
+        self._import_failure: ImportError | None = None
         self._reader = FrameReader(config.max_payload + ENVELOPE)
         self._outbox: list[tuple[int, int, int, bytes]] = []
         self._flushing = False
@@ -52,8 +53,11 @@ class Host(asyncio.Protocol):
         self._closed: asyncio.Future[None]
 
     def load(self) -> None:
-        """Imports the modules that register environments."""
-        self.problems = registration.load(self.config.modules)
+        """Imports the modules that register environments; the front is told of one that fails when it asks."""
+        try:
+            self.problems = registration.load(self.config.modules)
+        except ImportError as error:
+            self._import_failure = error
         # What was imported stays for good: the collector need not look at it again.
         gc.collect()
         gc.freeze()
@@ -165,6 +169,8 @@ class Host(asyncio.Protocol):
             if kind == link.CREATE:
                 self._create(command.lane, number, pb.CreateSessionRequest.FromString(command.payload))
             elif kind == link.CATALOG:
+                if self._import_failure is not None:
+                    raise describe.import_fault(self._import_failure)
                 self._answer(number, describe.catalog(self.problems))
             elif kind == link.DESCRIBE:
                 request = pb.GetEnvironmentRequest.FromString(command.payload)

@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import gymnasium.error
+import gymnasium
 from google.protobuf.message import DecodeError as ProtobufDecodeError
+from gymnasium.wrappers import OrderEnforcing
 
 from gymhost.envs.registration import Hosting, make
 from gymhost.server.worker.calls import CALLS, Defaults
@@ -294,9 +295,14 @@ class AsyncSession(Session):
     def start(self, kwargs: dict[str, Any], done: Done) -> None:
         def make_async() -> None:
             self.make(kwargs)
+            # Gymnasium's wrappers hide coroutines. What keeps the order of calls may go, what changes results may not.
+            while isinstance(self.env, OrderEnforcing):
+                self.env = self.env.env
             if not (hasattr(self.env, "areset") and hasattr(self.env, "astep")):
+                wrapped = isinstance(self.env, gymnasium.Wrapper)
                 raise errors.InvalidArgument(
-                    f"{self.environment_id} is registered with mode='async' but has no coroutines areset and astep"
+                    f"{self.environment_id} is registered with mode='async' but "
+                    + (f"{type(self.env).__name__} wraps its coroutines" if wrapped else "has no coroutines areset and astep")
                 )
 
         self._call("reset", self.hosting.reset_timeout, make_async, done)

@@ -1,0 +1,83 @@
+"""`gymhost check`."""
+
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from gymhost.cli.app import Failure
+from gymhost.cli.extras import need
+from gymhost.cli.options import (
+    EnvironmentArguments,
+    GroupedCommand,
+    environment_arguments,
+    extend_import_path,
+    module_options,
+    option,
+)
+
+__all__ = ["command"]
+
+
+@click.command("check", cls=GroupedCommand)
+@click.argument("id")
+@module_options("Where it is")
+@option(
+    "--kwargs",
+    "arguments",
+    type=EnvironmentArguments(),
+    multiple=True,
+    group="How it is made",
+    help="Keyword arguments of the environment. May be given several times.",
+)
+@click.pass_context
+def command(
+    ctx: click.Context,
+    id: str,
+    modules: Sequence[str],
+    folders: Sequence[str],
+    arguments: Sequence[dict[str, Any]],
+) -> None:
+    """Check whether the environment ID is fit to be hosted, and say what to mend.
+
+    It is played for some dozens of episodes here and behind a server: Gymnasium's own checker, what travels over the
+    wire, determinism under a seed, tools and tasks, leaks, and how it is best run. The exit code is 0 where there is
+    nothing to mend.
+
+    \b
+    Examples:
+      gymhost check gymhost/GuessNumber-v0
+      gymhost check my/Maze-v0 --module my_environments --kwargs size=9 --kwargs '{"walls": [1, 2]}'
+    """
+    registration, checks, _ = need(
+        "server", "gymhost check", "gymhost.envs.registration", "gymhost.envs.check", "gymhost.server.server"
+    )
+    import gymnasium
+
+    from gymhost.client import make
+
+    extend_import_path(folders)
+    started = time.monotonic()
+    try:
+        problems = registration.load(modules)
+        for problem in problems:
+            click.echo(f"gymhost: could not be loaded: {problem.source}: {problem.message}", err=True)
+
+        def progress(title: str) -> None:
+            click.echo(f"{time.monotonic() - started:6.1f} s  {title} ...", err=True)
+
+        def remote(id: str, kwargs: dict[str, Any]) -> Any:
+            return make(id, modules=modules, **kwargs)
+
+        report = checks.check(id, environment_arguments(arguments), remote_factory=remote, progress=progress)
+    except ImportError as error:
+        cause = error.__cause__ or error
+        raise Failure(f"{error}\n\n{''.join(traceback.format_exception(cause)).rstrip()}") from None
+    except gymnasium.error.UnregisteredEnv as error:
+        raise Failure(f"{error} (--module names the module that registers it)") from None
+    click.echo(report.render())
+    sys.stdout.flush()
+    ctx.exit(0 if report.ok else 1)

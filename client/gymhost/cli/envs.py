@@ -1,0 +1,174 @@
+"""`gymhost envs`."""
+
+import asyncio
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gymhost.cli.app import Failure
+from gymhost.cli.extras import need
+from gymhost.cli.options import (
+    EnvironmentArguments,
+    GroupedCommand,
+    environment_arguments,
+    extend_import_path,
+    module_options,
+    option,
+)
+
+if TYPE_CHECKING:
+    from gymhost.client import EnvironmentDescription, RemoteServer
+
+__all__ = ["command"]
+
+REMOTE, LOCAL, WHAT = "Of a server that runs elsewhere", "Else, of this machine", "What to show"
+
+
+@click.command("envs", cls=GroupedCommand)
+@click.argument("prefix", default="")
+@option("--server", group=REMOTE, metavar="ADDRESS", help="HOST:PORT or unix:PATH.")
+@option("--token", group=REMOTE, help="The bearer token; without it, that of GYMHOST_TOKEN.")
+@module_options(LOCAL)
+@option("--all", "everything", group=WHAT, is_flag=True, help="Also those that come with Gymnasium.")
+@option(
+    "--kwargs",
+    "arguments",
+    type=EnvironmentArguments(),
+    multiple=True,
+    group=WHAT,
+    help="With an exact id: keyword arguments of the environment that is described.",
+)
+@option("--json", "as_json", group=WHAT, is_flag=True, help="Print JSON.")
+def command(
+    prefix: str,
+    server: str | None,
+    token: str | None,
+    modules: Sequence[str],
+    folders: Sequence[str],
+    everything: bool,
+    arguments: Sequence[dict[str, Any]],
+    as_json: bool,
+) -> None:
+    """List environments whose ids begin with PREFIX, or describe the one whose id it is.
+
+    \b
+    Examples:
+      gymhost envs                                        of this machine
+      gymhost envs --module my_environments
+      gymhost envs --server cpu7:50051                    of a server
+      gymhost envs gymhost/GuessNumber-v0                 its spaces, tools, tasks and limits
+    """
+    if server is not None and (modules or folders):
+        raise click.UsageError("--module and --app-dir are of this machine: leave them out, or leave --server out")
+    if server is None:
+        need("server", "gymhost envs without --server", "gymhost.envs", "gymhost.server.server")
+        extend_import_path(folders)
+    from gymhost.client import connect
+
+    with connect(server, token=token, modules=modules) as connected:
+        found, described, problems = asyncio.run(_ask(connected, prefix, environment_arguments(arguments)))
+    for problem in problems:
+        click.echo(f"gymhost: could not be loaded: {problem}", err=True)
+    if described is not None:
+        click.echo(json.dumps(as_dict(described), indent=2, default=str) if as_json else describe(described))
+        return
+    if not found:
+        raise Failure(f"no environment's id begins with {prefix!r}")
+    shown = found if everything or prefix else [one for one in found if not one.source.startswith("gymnasium ")]
+    if as_json:
+        click.echo(json.dumps([as_dict(one) for one in shown], indent=2, default=str))
+        return
+    for line in table(shown):
+        click.echo(line)
+    if len(shown) < len(found):
+        click.echo(f"And {len(found) - len(shown)} that come with Gymnasium: --all lists them.", err=True)
+
+
+async def _ask(
+    server: "RemoteServer", prefix: str, arguments: dict[str, Any]
+) -> tuple[list["EnvironmentDescription"], "EnvironmentDescription | None", list[str]]:
+    found = await server.environments(prefix)
+    exact = any(one.id == prefix for one in found)
+    return found, await server.describe(prefix, **arguments) if exact else None, await server.problems()
+
+
+def as_dict(one: "EnvironmentDescription") -> dict[str, Any]:
+    """What JSON says of an environment; what only a description knows is left out where there is none."""
+    known: dict[str, Any] = {
+        "id": one.id,
+        "mode": one.mode,
+        "isolation": one.isolation,
+        "source": one.source,
+        "description": one.description,
+        "step_timeout": one.step_timeout,
+        "reset_timeout": one.reset_timeout,
+    }
+    if one.observation_space is not None:
+        known |= {
+            "observation_space": str(one.observation_space),
+            "action_space": str(one.action_space),
+            "conversational": one.conversational,
+            "tools": list(one.tools),
+            "splits": one.splits,
+            "metadata": one.metadata,
+        }
+    return known
+
+
+def table(environments: Sequence["EnvironmentDescription"]) -> list[str]:
+    """A line an environment, under a line of headings; on a terminal none is wider than it."""
+    rows = [("ID", "MODE", "ISOLATION", "SOURCE", "DESCRIPTION")]
+    rows += [(one.id, one.mode, one.isolation, one.source or "-", " ".join(one.description.split())) for one in environments]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    limit = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10**6
+    lines: list[str] = []
+    for *cells, last in rows:
+        padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
+        line = "  ".join([*padded, last]).rstrip()
+        lines.append(line if len(line) <= limit else line[: limit - 1] + "…")
+    return lines
+
+
+def describe(one: "EnvironmentDescription") -> str:
+    """All that is known of an environment, for people."""
+    lines = [one.id]
+    lines += [f"  {line}" for line in one.description.splitlines()]
+    lines += ["", *_field("Source", one.source or "not known")]
+    lines += _field("Runs", f"mode {one.mode}, isolation {one.isolation}")
+    lines += _field("Limits", f"a step {_seconds(one.step_timeout)}, a reset {_seconds(one.reset_timeout)}")
+    lines += _field("Actions", "assistant messages" if one.conversational else str(one.action_space))
+    lines += _field("Observations", "new messages" if one.conversational else str(one.observation_space))
+    if one.splits:
+        sizes = [f"{name} ({'without end' if size is None else f'{size:,}'})" for name, size in one.splits.items()]
+        lines += _field("Tasks", ", ".join(sizes))
+    for tool in one.tools:
+        lines += ["", *_tool(tool)]
+    return "\n".join(lines)
+
+
+def _field(name: str, text: str) -> list[str]:
+    first, *others = text.splitlines() or [""]
+    return [f"  {name + ':':<14}{first}", *(" " * 16 + line for line in others)]
+
+
+def _seconds(limit: float | None) -> str:
+    return "has no limit" if limit is None else f"{limit:g} s"
+
+
+def _tool(tool: dict[str, Any]) -> list[str]:
+    schema: dict[str, Any] = tool["parameters"]
+    properties: dict[str, dict[str, Any]] = schema.get("properties", {})
+    required = schema.get("required", ())
+    signature = ", ".join(name if name in required else f"{name}=..." for name in properties)
+    lines = [f"  Tool {tool['name']}({signature})"]
+    lines += [f"    {line}" for line in str(tool["description"]).splitlines()]
+    for name, of in properties.items():
+        kind = str(of.get("type") or " or ".join(str(part.get("type", "...")) for part in of.get("anyOf", ())) or "any")
+        default = f", {json.dumps(of['default'])} by default" if "default" in of else ""
+        said = str(of.get("description", "")).replace("\n", " ")
+        lines.append(f"    - {name} ({kind}{default}){': ' if said else ''}{said}")
+    return lines

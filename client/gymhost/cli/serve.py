@@ -1,0 +1,196 @@
+"""`gymhost serve`."""
+
+import os
+import secrets
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from gymhost.cli.extras import need
+from gymhost.cli.options import OTHERS, GroupedCommand, option
+from gymhost.server.config import LOG_LEVELS, ServerConfig, parse_size, read_file
+from gymhost.wire.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from gymhost.server.server import Server
+
+__all__ = ["command"]
+
+# The identity that a token without a name stands for.
+DEFAULT_IDENTITY = "default"
+
+WHERE, WHO, HOW_MUCH, TIMES = "Where and what", "Who may connect", "How much", "Times, in seconds"
+_DEFAULTS = ServerConfig()
+
+
+class Size(click.ParamType):
+    """A number of bytes, such as 64MiB."""
+
+    name = "SIZE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Reads it."""
+        try:
+            return value if isinstance(value, int) else parse_size(str(value))
+        except InvalidArgument as error:
+            self.fail(error.message, param, ctx)
+
+
+def setting(name: str, group: str, help: str, **how: Any) -> Any:
+    """The option of a setting of the server."""
+    how = {"default": getattr(_DEFAULTS, name), "show_default": True, **how}
+    return option(f"--{name.replace('_', '-')}", name, group=group, help=help, **how)
+
+
+@click.command("serve", cls=GroupedCommand)
+@click.argument("modules", nargs=-1)
+@setting("address", WHERE, "Where to listen: HOST:PORT (port 0: a free one) or unix:PATH.", metavar="ADDRESS")
+@setting("workers", WHERE, "Worker processes; 0 means one a core.", type=int, metavar="N")
+@option(
+    "--app-dir",
+    "paths",
+    group=WHERE,
+    multiple=True,
+    type=click.Path(exists=True, file_okay=False),
+    help="A folder to look for MODULES in, after the current one. May be given several times.",
+)
+@option(
+    "--config",
+    "config_file",
+    group=WHERE,
+    metavar="FILE.toml",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Settings in TOML; options win over it.",
+)
+@option(
+    "--token-file",
+    group=WHO,
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Tokens that are let in: a NAME=TOKEN or a TOKEN on each line. GYMHOST_TOKEN gives one too.",
+)
+@option("--new-token", group=WHO, is_flag=True, help="Make a token, and print it once to stderr.")
+@setting("insecure", WHO, "Listen beyond loopback without a token: everybody is let in.", is_flag=True)
+@setting("capacity", HOW_MUCH, "The most sessions at once; a new one beyond it waits.", metavar="N")
+@setting(
+    "max_payload",
+    HOW_MUCH,
+    "The largest action or observation, such as 500kB or 1GiB.",
+    type=Size(),
+    default=f"{_DEFAULTS.max_payload // 2**20}MiB",
+)
+@setting("queue_timeout", TIMES, "How long a new session waits for a place on a full server.", metavar="S")
+@setting("lease", TIMES, "How long a session outlives the last sign of its client.", metavar="S")
+@setting("heartbeat", TIMES, "How often clients should give a sign.", metavar="S")
+@setting("grace", TIMES, "How long running commands get when the server is stopped.", metavar="S")
+@setting("worker_liveness", TIMES, "How long a worker may be silent before it is killed.", metavar="S")
+@setting("log_level", OTHERS, "How much to log, to stderr.", type=click.Choice(LOG_LEVELS))
+@click.pass_context
+def command(
+    ctx: click.Context, config_file: Path | None, token_file: Path | None, new_token: bool, **options: Any
+) -> None:
+    """Host environments until Ctrl-C or SIGTERM; a second Ctrl-C stops at once.
+
+    MODULES are imported in the workers, and the environments that they register are hosted beside those of installed
+    packages and of Gymnasium.
+
+    \b
+    Examples:
+      gymhost serve
+      gymhost serve my_environments --workers 8
+      gymhost serve --address 0.0.0.0:50051 --new-token
+      gymhost serve --config server.toml
+
+    The keys of the TOML file are the names of the options with `_` for `-`; besides, `modules` and `paths` (the folders
+    of --app-dir, from the file's own on) are lists, and the table `tokens` has the name of each token's identity:
+
+    \b
+      address = "0.0.0.0:50051"
+      modules = ["my_environments"]
+      max_payload = "16MiB"
+      [tokens]
+      "a-long-random-text" = "alice"
+    """
+    given = {
+        name: value
+        for name, value in options.items()
+        if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT and value != ()
+    }
+    config = _configure(config_file, given, _tokens(token_file, new_token))
+    _, server = need("server", "gymhost serve", "gymhost.envs", "gymhost.server.server")
+    try:
+        server.run(config, on_ready=_announce)
+    except KeyboardInterrupt:
+        # The second Ctrl-C.
+        ctx.exit(130)
+
+
+def _configure(file: Path | None, given: dict[str, Any], tokens: dict[str, str]) -> ServerConfig:
+    """Puts the settings of the file and of the options together."""
+    settings = (read_file(file) if file is not None else {}) | given
+    folders = settings.get("paths", ())
+    if isinstance(folders, (list, tuple)):
+        settings["paths"] = [os.getcwd(), *(os.path.abspath(folder) for folder in folders)]
+    if tokens and isinstance(of_file := settings.get("tokens", {}), dict):
+        settings["tokens"] = of_file | tokens
+    return ServerConfig.from_dict(settings)
+
+
+def _tokens(file: Path | None, new: bool) -> dict[str, str]:
+    """The tokens of the command line and of the process's environment, each with its identity."""
+    tokens: dict[str, str] = {}
+    if token := os.environ.get("GYMHOST_TOKEN"):
+        tokens[token] = DEFAULT_IDENTITY
+    if file is not None:
+        try:
+            tokens |= read_tokens(file.read_text())
+        except (OSError, ValueError) as error:
+            raise click.BadParameter(f"{file}: {error}", param_hint="--token-file") from None
+    if new:
+        token = secrets.token_urlsafe(24)
+        tokens[token] = DEFAULT_IDENTITY
+        click.echo(f"token: {token}", err=True)
+    return tokens
+
+
+def read_tokens(text: str) -> dict[str, str]:
+    """Reads a file of tokens.
+
+    Raises:
+        ValueError: It has none, or the same one for two names.
+    """
+    tokens: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        # A token may end with the = of base64.
+        named = "=" in line.rstrip("=")
+        name, token = (part.strip() for part in line.split("=", 1)) if named else (DEFAULT_IDENTITY, line)
+        if not name or not token:
+            raise ValueError(f"line {number} is neither NAME=TOKEN nor TOKEN")
+        if tokens.setdefault(token, name) != name:
+            raise ValueError(f"line {number} has the token of another name")
+    if not tokens:
+        raise ValueError("it has no token")
+    return tokens
+
+
+def _announce(server: "Server") -> None:
+    """Says that the server listens."""
+    config = server.config
+    workers = f"{config.worker_count} worker{'' if config.worker_count == 1 else 's'}"
+    host, _, port = server.address.rpartition(":")
+    everywhere = host.strip("[]") in ("0.0.0.0", "::")
+    connect = f'"{socket.gethostname()}:{port}"' if everywhere else f'"{server.address}"'
+    if config.tokens:
+        who, connect = "a token is needed", f"{connect}, token=..."
+    else:
+        who = "no token is needed"
+    click.echo(
+        f"gymhost serves {len(server.environments)} environments on {server.address} with {workers}; {who}. "
+        f"Connect: gymhost.client.connect({connect})"
+    )

@@ -1,0 +1,169 @@
+"""Real server processes for tests, and a look at what they are made of."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).parent.parent
+
+# Seconds that anything in a test may take that should take much less: the machine may be busy.
+PATIENCE = 30.0
+
+
+class ServerProcess:
+    """A server in a process of its own, with the environments of `support.environments`.
+
+    Args:
+        settings: Settings of `ServerConfig` beyond the usual ones of tests.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        config: dict[str, Any] = {
+            "address": "127.0.0.1:0",
+            "workers": 2,
+            "modules": ["support.environments"],
+            "paths": [str(TESTS)],
+        }
+        self.settings = config | settings
+        self._log = tempfile.NamedTemporaryFile(prefix="gymhost-test-", suffix=".log")  # noqa: SIM115 - ends with stop
+        self.address = ""
+        self._process: subprocess.Popen[bytes]
+        self._parent = -1
+        self.start()
+
+    def start(self) -> None:
+        """Starts the server; again on the same port after it has ended."""
+        ready, ready_writer = os.pipe()
+        parent_reader, self._parent = os.pipe()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "gymhost.server", str(parent_reader), str(ready_writer)],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            pass_fds=(parent_reader, ready_writer),
+            start_new_session=True,
+        )
+        os.close(parent_reader)
+        os.close(ready_writer)
+        os.write(self._parent, json.dumps(self.settings).encode() + b"\n")
+        with open(ready) as answer:
+            self.address = answer.read().strip()
+        if not self.address:
+            self._process.wait(PATIENCE)
+            raise RuntimeError(f"the server did not start:\n{self.log}")
+        self.settings["address"] = self.address
+
+    @property
+    def pid(self) -> int:
+        """The process id of the front."""
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        """What the server said so far."""
+        return Path(self._log.name).read_text(errors="replace")
+
+    @property
+    def workers(self) -> list[int]:
+        """The process ids of the workers, oldest first."""
+        return [pid for pid in children(self.pid) if b"gymhost.server.worker" in _cmdline(pid)]
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to the front."""
+        self._process.send_signal(number)
+
+    def wait(self, limit: float = PATIENCE) -> int:
+        """Waits for the front to end."""
+        return self._process.wait(limit)
+
+    def stop(self) -> None:
+        """Stops the server as a parent that goes away does, and waits for it."""
+        if self._parent >= 0:
+            os.close(self._parent)
+            self._parent = -1
+        try:
+            self._process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> "ServerProcess":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+        self._log.close()
+
+
+@contextlib.contextmanager
+def running(command: list[str], **how: Any) -> Iterator[subprocess.Popen[str]]:
+    """A process that is killed at the end if it still runs."""
+    process = subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **how)
+    with process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+
+
+def children(pid: int) -> list[int]:
+    """The children of a process, oldest first."""
+    found = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and _parent_of(entry) == pid]
+    return sorted(found)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def connections_to(address: str, pid: int) -> int:
+    """How many TCP connections of a process there are to a server."""
+    port = int(address.rpartition(":")[2])
+    sockets = {
+        line.split()[9]
+        for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
+        if int(line.split()[2].rpartition(":")[2], 16) == port and line.split()[3] == "01"
+    }
+    owned = 0
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            owned += os.readlink(fd).removeprefix("socket:[").removesuffix("]") in sockets
+    return owned
+
+
+async def until(condition: Callable[[], Any], limit: float = PATIENCE) -> Any:
+    """Waits until something is true that can't be awaited, such as a file or a process."""
+    deadline = time.monotonic() + limit
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not true after {limit:g} s"
+        await asyncio.sleep(0.01)
+    return value
+
+
+def _parent_of(process: Path) -> int:
+    try:
+        return int((process / "stat").read_text().rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return -1
+
+
+def _cmdline(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
