@@ -25,9 +25,7 @@ from examples.demo.scripted import ScriptedPlayer
 from examples.demo.server import Server, environment_server
 from examples.demo.sft import fine_tune
 from examples.demo.train import Follower, make_trainer, won
-from gymhost.rollout.requests import Limits
-from gymhost.rollout.text import as_text
-from gymhost.rollout.trajectory import Trajectory
+from gymhost.rollout import Limits, Trajectory, as_text
 from gymhost.trainers.trl import Environments
 
 ENVIRONMENT = "gymhost/GuessNumber-v0"

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
+import select
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-from gymhost.client import Error, connect
 
 START_SECONDS = 120.0
 STOP_SECONDS = 20.0
@@ -30,54 +28,49 @@ class Server:
 
 @contextlib.contextmanager
 def environment_server(log: Path) -> Iterator[Server]:
-    """Runs an environment server, and stops it on leaving.
+    """Runs an environment server on a free port, and stops it on leaving.
 
     Args:
-        log: Where its output goes.
+        log: Where it logs.
 
     Raises:
         RuntimeError: It did not start; the message has what it said.
     """
-    server = Server(f"127.0.0.1:{_free_port()}", secrets.token_hex(16))
-    with log.open("w") as output:
-        # A process group of its own: Ctrl-C in the terminal reaches the demo alone, which then stops the server.
+    token = secrets.token_hex(16)
+    with log.open("w") as errors:
+        # A session of its own: Ctrl-C in the terminal reaches the demo alone, which then stops the server.
         process = subprocess.Popen(
-            [sys.executable, "-m", "gymhost.cli", "serve", "--address", server.address],
-            env=os.environ | {"GYMHOST_TOKEN": server.token},
-            stdout=output,
-            stderr=subprocess.STDOUT,
+            [sys.executable, "-m", "gymhost.cli", "serve", "--address", "127.0.0.1:0"],
+            env=os.environ | {"GYMHOST_TOKEN": token},
             stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
             start_new_session=True,
+            text=True,
         )
         try:
-            _await_start(process, server, log)
-            yield server
+            yield Server(_address_of(process, log), token)
         finally:
             _stop(process)
 
 
-def _await_start(process: subprocess.Popen[bytes], server: Server, log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while process.poll() is None and time.monotonic() < deadline:
-        try:
-            connect(server.address, token=server.token, connect_timeout=5.0).open().close()
-        except Error:
-            time.sleep(0.1)
-        else:
-            return
-    raise RuntimeError(f"the environment server did not start; it said:\n{log.read_text()}")
+def _address_of(process: subprocess.Popen[str], log: Path) -> str:
+    """Waits for the line with which the server says where it listens."""
+    assert process.stdout is not None
+    readable, _, _ = select.select([process.stdout], [], [], START_SECONDS)
+    said = process.stdout.readline() if readable else ""
+    match = re.search(r" on (\S+:\d+) ", said)
+    if match is None:
+        raise RuntimeError(f"the environment server did not start; it said:\n{said}{log.read_text()}")
+    return match[1]
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def _stop(process: subprocess.Popen[str]) -> None:
     process.terminate()
     try:
         process.wait(STOP_SECONDS)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)  # its workers are of the same group
         process.wait(STOP_SECONDS)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    if process.stdout is not None:
+        process.stdout.close()

@@ -16,7 +16,7 @@ from transformers import (
 )
 from trl import GRPOConfig, GRPOTrainer
 
-from gymhost.rollout.trajectory import Trajectory
+from gymhost.rollout import Trajectory
 from gymhost.trainers.trl import Environments
 
 GAMES_A_TASK = 16

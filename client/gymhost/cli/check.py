@@ -63,19 +63,20 @@ def command(
     started = time.monotonic()
     try:
         problems = registration.load(modules)
-        for problem in problems:
-            click.echo(f"gymhost: could not be loaded: {problem.source}: {problem.message}", err=True)
-
-        def progress(title: str) -> None:
-            click.echo(f"{time.monotonic() - started:6.1f} s  {title} ...", err=True)
-
-        def remote(id: str, kwargs: dict[str, Any]) -> Any:
-            return make(id, modules=modules, **kwargs)
-
-        report = checks.check(id, environment_arguments(arguments), remote_factory=remote, progress=progress)
     except ImportError as error:
         cause = error.__cause__ or error
         raise Failure(f"{error}\n\n{''.join(traceback.format_exception(cause)).rstrip()}") from None
+    for problem in problems:
+        click.echo(f"gymhost: could not be loaded: {problem.source}: {problem.message}", err=True)
+
+    def progress(title: str) -> None:
+        click.echo(f"{time.monotonic() - started:6.1f} s  {title} ...", err=True)
+
+    def remote(id: str, kwargs: dict[str, Any]) -> Any:
+        return make(id, modules=modules, **kwargs)
+
+    try:
+        report = checks.check(id, environment_arguments(arguments), remote_factory=remote, progress=progress)
     except gymnasium.error.UnregisteredEnv as error:
         raise Failure(f"{error} (--module names the module that registers it)") from None
     click.echo(report.render())

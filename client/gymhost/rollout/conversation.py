@@ -116,7 +116,7 @@ class Conversation:
         return len(extension.ids) + (0 if extension.rewritten else len(self.row))
 
 
-def as_messages(observation: Any) -> list[Message]:
+def as_messages(observation: object) -> list[Message]:
     """The messages of an observation: a list of them, one, or plain text from the user's side.
 
     Raises:
@@ -124,12 +124,9 @@ def as_messages(observation: Any) -> list[Message]:
     """
     if isinstance(observation, str):
         return [{"role": "user", "content": observation}]
-    if isinstance(observation, dict):
-        return as_messages([observation])
-    if isinstance(observation, list | tuple):
-        messages = list(cast(Sequence[Any], observation))
-        if all(isinstance(item, dict) and "role" in item for item in messages):
-            return [dict(item) for item in messages]
+    items = cast(Sequence[object], [observation] if isinstance(observation, dict) else observation)
+    if isinstance(items, list | tuple) and all(isinstance(item, dict) and "role" in item for item in items):
+        return [dict(item) for item in cast(Sequence[Message], items)]
     raise ValueError(
         f"a rollout needs messages or text to observe, this is {type(observation).__name__}: "
         "is the environment conversational?"

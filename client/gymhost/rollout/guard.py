@@ -74,7 +74,7 @@ class GuardedTokenizer:
 
     def encode(self, text: str, *args: Any, **kwargs: Any) -> list[int]:
         """Encodes text, piece by piece where it is marked."""
-        if args or kwargs != {"add_special_tokens": False}:
+        if MARKER not in text and (args or kwargs != {"add_special_tokens": False}):
             return self._tokenizer.encode(text, *args, **kwargs)
         return list(self._encode_short(text) if len(text) <= _SHORT else self._encode(text))
 
@@ -84,7 +84,8 @@ class GuardedTokenizer:
 
     def __call__(self, text: Any, *args: Any, **kwargs: Any) -> Any:
         """Encodes text with character offsets, piece by piece where it is marked."""
-        if args or kwargs != {"add_special_tokens": False, "return_offsets_mapping": True} or not isinstance(text, str):
+        usual = not args and kwargs == {"add_special_tokens": False, "return_offsets_mapping": True}
+        if not isinstance(text, str) or (MARKER not in text and not usual):
             return self._tokenizer(text, *args, **kwargs)
         ids, offsets = self._offsets_short(text) if len(text) <= _SHORT else self._offsets(text)
         return {"input_ids": list(ids), "offset_mapping": list(offsets)}

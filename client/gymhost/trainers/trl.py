@@ -16,11 +16,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from gymhost.rollout.chat import Chat
-from gymhost.rollout.engine import RolloutEngine
-from gymhost.rollout.generators import Generator
-from gymhost.rollout.requests import Concurrency, Limits, RolloutRequest
-from gymhost.rollout.trajectory import Trajectory
+from gymhost.rollout import Chat, Concurrency, Generator, Limits, RolloutEngine, RolloutRequest, Trajectory
 from gymhost.trainers.connection import Connection
 from gymhost.trainers.trl_generation import generator_of, sampling_of
 from gymhost.trainers.vllm_cpu import use_vllm_on_cpu

@@ -17,7 +17,13 @@ RemoteFactory = Callable[[str, dict[str, Any]], "gymnasium.Env[Any, Any]"]
 """Makes an environment of an id with keyword arguments that runs behind a server."""
 
 
-def check(id: str, kwargs: dict[str, Any] | None = None, *, remote_factory: RemoteFactory | None = None) -> Report:
+def check(
+    id: str,
+    kwargs: dict[str, Any] | None = None,
+    *,
+    remote_factory: RemoteFactory | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Report:
     """Checks an environment.
 
     It is made several times and played for some dozens of episodes. An expert, where a `ToolEnv` names one, chooses the
@@ -27,6 +33,7 @@ def check(id: str, kwargs: dict[str, Any] | None = None, *, remote_factory: Remo
         id: A registered id.
         kwargs: Keyword arguments to make it with.
         remote_factory: Makes the same environment behind a server; where given, local and remote play are compared.
+        progress: Told the name of each check before it begins.
 
     Returns:
         What was found.
@@ -44,6 +51,8 @@ def check(id: str, kwargs: dict[str, Any] | None = None, *, remote_factory: Remo
     @contextlib.contextmanager
     def guarded(title: str) -> Generator[None, None, None]:
         """Makes a check that fails by an exception a finding, so that the others still run."""
+        if progress is not None:
+            progress(title)
         try:
             yield
         except Exception:  # noqa: BLE001 - it is a finding
