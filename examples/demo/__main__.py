@@ -2,8 +2,9 @@
 
     python -m examples.demo [--seed 0] [--steps 150] [--output demo-output] [--quick]
 
-An environment server is started as a process of its own. A scripted and careless player plays on it; a small Qwen3-style model
-learns from these games how a tool is called, and then, by TRL's GRPO with vLLM generation over gRPC, how the game is won.
+An environment server is started as a process of its own. A scripted and careless player plays on it; a small
+Qwen3-style model learns from these games how a tool is called, and then, by TRL's GRPO with vLLM generation over gRPC,
+how the game is won.
 
 It takes at most 10 minutes on two CPU cores. A GPU is used if there is one; that has not been tried.
 """
@@ -14,7 +15,8 @@ import argparse
 import os
 from pathlib import Path
 
-# These are read when the libraries are imported. On shared cores threads that wait for each other cost more than they bring.
+# These are read when the libraries are imported. On shared cores threads that wait for each other cost more than they
+# bring.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -29,7 +31,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of everything that is random (default: 0)")
     parser.add_argument("--steps", type=int, default=150, help="the most steps of GRPO (default: 150)")
     parser.add_argument("--output", type=Path, default=Path("demo-output"), help="a folder for what is kept")
-    parser.add_argument("--quick", action="store_true", help="a few steps of everything: shows that it runs, not that it learns")
+    parser.add_argument("--quick", action="store_true", help="a few steps of everything: it runs, and learns nothing")
     arguments = parser.parse_args()
 
     from examples.demo.run import Plan, run

@@ -26,7 +26,7 @@ SPECIAL_TOKENS = [
 CONTEXT = 512
 
 
-def build_tokenizer(games: Iterable[list[dict[str, Any]]], tools: list[dict[str, Any]]) -> PreTrainedTokenizerFast:
+def build_tokenizer(games: Iterable[list[dict[str, Any]]], tools: list[Any]) -> PreTrainedTokenizerFast:
     """Trains a byte-level BPE tokenizer on conversations, so that a whole line of the game is a token or two.
 
     Args:
@@ -87,8 +87,8 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausal
         tie_word_embeddings=False,
         initializer_range=0.1,
         bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=SPECIAL_TOKENS.index("<|im_end|>"),  # the tokenizer numbers them first
+        pad_token_id=SPECIAL_TOKENS.index("<|endoftext|>"),
         dtype="float32",
     )
     return Qwen3ForCausalLM(config)

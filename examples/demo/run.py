@@ -7,10 +7,11 @@ import logging
 import random
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from renderers import Qwen3RendererConfig
@@ -29,8 +30,9 @@ from gymhost.rollout import Limits, Trajectory, as_text
 from gymhost.trainers.trl import Environments
 
 ENVIRONMENT = "gymhost/GuessNumber-v0"
-GAME = {"low": 1, "high": 7, "guesses": 3}
-NUMBERS = GAME["high"] - GAME["low"] + 1
+LOW, HIGH, GUESSES = 1, 7, 3
+GAME: dict[str, Any] = {"low": LOW, "high": HIGH, "guesses": GUESSES}
+NUMBERS = HIGH - LOW + 1
 BLIND = 0.4
 """The share of the scripted player's guesses that ignore what it was told."""
 
@@ -69,7 +71,7 @@ def run(plan: Plan, *, seed: int, output: Path) -> None:
     with environment_server(output / "server.log") as server:
         console.rule("[bold]gymhost: a small model learns a hosted game")
         console.print(f"An environment server listens on {server.address}, in a process of its own.")
-        console.print(f"The game: {ENVIRONMENT}, a number from {GAME['low']} to {GAME['high']}, {GAME['guesses']} guesses.\n")
+        console.print(f"The game is {ENVIRONMENT}: a number from {LOW} to {HIGH}, {GUESSES} guesses.\n")
 
         lessons = _play(server, plan.games, "train", seed)
         examples = _play(server, plan.held_out, "test", seed + 1)
@@ -81,7 +83,7 @@ def run(plan: Plan, *, seed: int, output: Path) -> None:
         tokenizer = build_tokenizer(conversations[:500], tools)
         model = build_model(tokenizer, seed)
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        console.print(f"A model: {parameters:,} parameters, a tokenizer of {len(tokenizer)} tokens from the game's text.")
+        console.print(f"A model: {parameters:,} parameters, and {len(tokenizer)} tokens made from the game's text.")
         with _progress("SFT on these games", plan.sft_steps) as advance:
             fine_tune(
                 model,
@@ -108,7 +110,14 @@ def run(plan: Plan, *, seed: int, output: Path) -> None:
                 **GAME,
             )
             trainer = make_trainer(
-                folder, tokenizer, environments, follower, tasks_a_step=NUMBERS, steps=plan.steps, seed=seed, folder=output
+                folder,
+                tokenizer,
+                environments,
+                follower,
+                tasks_a_step=NUMBERS,
+                steps=plan.steps,
+                seed=seed,
+                folder=output,
             )
             held_out = list(environments.dataset("test", num_tasks=plan.held_out))
             taught_games = environments.rollout(trainer, held_out)
@@ -119,7 +128,7 @@ def run(plan: Plan, *, seed: int, output: Path) -> None:
 
     taught = _score(map(won, taught_games))
     trained = _score(map(won, trained_games))
-    best = report.best_possible(**GAME)
+    best = report.best_possible(LOW, HIGH, GUESSES)
     marks = [("best possible", best), ("after SFT", taught.rate), ("scripted play", scripted.rate)]
     report.plot_learning_curve(follower.wins, marks, output / "learning-curve.png")
     _write_games(examples, taught_games, trained_games, output / "games.txt")
@@ -139,7 +148,7 @@ def run(plan: Plan, *, seed: int, output: Path) -> None:
     )
     console.print(f"The learning curve, some games and the models are in [bold]{output}/[/bold].")
     if abs(follower.worst_ratio - 1) > 0.01:
-        raise SystemExit("vLLM and the trainer disagree on log-probs: the importance sampling ratio should be within 1 +- 0.01.")
+        raise SystemExit("vLLM and the trainer disagree on log-probs: the ratio should be within 1 +- 0.01.")
 
 
 def _play(server: Server, games: int, split: str, seed: int) -> list[Game]:
@@ -158,12 +167,21 @@ def _score(games: Iterable[bool]) -> report.Score:
 
 
 @contextmanager
-def _progress(title: str, steps: int) -> Iterator[Callable[[str], None]]:
+def _progress(title: str, steps: int) -> Generator[Callable[[str], None]]:
     """Shows a bar for something of many steps; yields what is to be called with a remark at each."""
+    done = 0
+
+    def advance(remark: str) -> None:
+        nonlocal done
+        done += 1
+        bars.update(bar, advance=1, remark=remark)
+        if not console.is_terminal and done % 10 == 0:  # a log has no bar that moves
+            console.print(f"{title}: step {done} of at most {steps}, {remark}")
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TextColumn("{task.fields[remark]}"), console=console) as bars:
         bar = bars.add_task(title, total=steps, remark="")
-        yield lambda remark: bars.update(bar, advance=1, remark=remark)
+        yield advance
 
 
 def _write_games(

@@ -10,7 +10,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +27,7 @@ class Server:
 
 
 @contextlib.contextmanager
-def environment_server(log: Path) -> Iterator[Server]:
+def environment_server(log: Path) -> Generator[Server]:
     """Runs an environment server on a free port, and stops it on leaving.
 
     Args:

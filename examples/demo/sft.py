@@ -10,14 +10,15 @@ import torch
 import torch.nn.functional as F
 from renderers import RendererConfig, create_renderer
 from renderers.base import build_training_sample
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 
 def fine_tune(
     model: Qwen3ForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
-    games: list[list[dict[str, Any]]],
-    tools: list[dict[str, Any]],
+    games: list[list[Any]],
+    tools: list[Any],
     *,
     renderer: RendererConfig,
     steps: int,
@@ -46,7 +47,6 @@ def fine_tune(
     writer = create_renderer(tokenizer, renderer)
     samples = [build_training_sample(writer, game, tools=tools) for game in games]
     rows = [(torch.tensor(s.token_ids), torch.tensor(s.loss_mask, dtype=torch.bool)) for s in samples]
-    pad = tokenizer.pad_token_id
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=1.0, end_factor=0.05, total_iters=steps)
     rng = random.Random(seed)
@@ -56,9 +56,9 @@ def fine_tune(
         if len(order) < batch_size:
             order = rng.sample(range(len(rows)), len(rows))
         batch = [rows[order.pop()] for _ in range(batch_size)]
-        ids = torch.nn.utils.rnn.pad_sequence([row[0] for row in batch], batch_first=True, padding_value=pad)
-        mask = torch.nn.utils.rnn.pad_sequence([row[1] for row in batch], batch_first=True, padding_value=False)
-        attention = ids != pad
+        ids = pad_sequence([ids for ids, _ in batch], batch_first=True)
+        mask = pad_sequence([mask for _, mask in batch], batch_first=True)
+        attention = pad_sequence([torch.ones_like(ids) for ids, _ in batch], batch_first=True)
         hidden = model.model(input_ids=ids, attention_mask=attention).last_hidden_state
         said = mask[:, 1:]
         loss = F.cross_entropy(model.lm_head(hidden[:, :-1][said]), ids[:, 1:][said])

@@ -162,14 +162,14 @@ async def test_a_session_that_is_garbage_collected_is_closed(server: ServerProce
 
 async def test_a_create_that_is_cancelled_leaves_no_session(server: ServerProcess) -> None:
     async with connect(server.address) as remote:
-        opening = asyncio.create_task(remote.session("test/Counter-v0").open())
         # Cancelled in every phase: before it was sent, and on its way.
         for turns in range(6):
             opening = asyncio.create_task(remote.session("test/Counter-v0").open())
             for _ in range(turns):
                 await asyncio.sleep(0)
             opening.cancel()
-        await asyncio.wait([opening])
+            with pytest.raises(asyncio.CancelledError):
+                await opening
         async with remote.session("test/Counter-v0") as last:
             await last.reset()
         await until_count(remote, 0)

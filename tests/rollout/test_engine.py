@@ -290,6 +290,33 @@ async def test_a_generator_that_fails_is_tried_again_so_often_and_no_more() -> N
     assert (trajectory.outcome.fault, trajectory.attempts, trajectory.outcome.turn) == ("generator", 3, 1)
 
 
+async def test_whatever_a_generator_raises_is_the_generators_fault() -> None:
+    def script(_prompt_ids: Sequence[int], _name: str) -> list[int]:
+        raise ValueError("no such setting")
+
+    source = LocalSource(lambda: Talk(lambda env, _message: turns_of(env, 1)))
+    async with engine(source, script, limits=Limits(retries=0)) as rollouts:
+        [trajectory] = await rollouts.collect(requests(1))
+    assert (trajectory.outcome.fault, trajectory.outcome.message) == ("generator", "ValueError: no such setting")
+
+
+async def test_a_cancellation_that_nobody_asked_of_the_rollout_does_not_end_the_batch() -> None:
+    class Cut(Talk):
+        async def astep(self, action: Any) -> Answer:
+            if self.options["task"] == 1:
+                waiting: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+                waiting.cancel()
+                return await waiting
+            return self.step(action)
+
+    source = LocalSource(lambda: Cut(lambda env, _message: turns_of(env, 2)))
+    async with engine(source, lambda *_: SAY, limits=Limits(retries=1)) as rollouts:
+        trajectories = await rollouts.collect(requests(3))
+    assert [item.outcome.kind for item in trajectories] == ["terminated", "failed", "terminated"]
+    assert (trajectories[1].outcome.fault, trajectories[1].attempts) == ("infrastructure", 2)
+    assert source.open == 0
+
+
 @pytest.mark.parametrize(
     ("error", "fault", "attempts"),
     [
@@ -516,6 +543,7 @@ def test_callers_without_an_event_loop() -> None:
     assert sorted(item.task or 0 for item in rollouts.run_sync(requests(5))) == list(range(5))
     first = next(iter(rollouts.run_sync(requests(5))))
     assert first.outcome.kind == "terminated"
+    rollouts.call_sync(rollouts.generator.aclose())
     rollouts.close_sync()
     assert source.open == 0
     assert not [thread for thread in threading.enumerate() if thread.name == "gymhost-rollout"]

@@ -9,6 +9,8 @@ from gymhost.rollout import GeneratorError, PromptTooLong, Sampling
 from gymhost.rollout.generators import VllmServerGenerator, vllm_server
 from support.completions_server import CompletionsServer, choice
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture
 async def changed() -> asyncio.Event:

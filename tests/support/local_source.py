@@ -43,7 +43,7 @@ class LocalSource:
 
     @asynccontextmanager
     async def session(
-        self, env_id: str, *, task: int | None = None, split: str | None = None, **kwargs: Any
+        self, env_id: str, /, *, task: int | None = None, split: str | None = None, **kwargs: Any
     ) -> AsyncGenerator[LocalSession]:
         env = self._make(**kwargs)
         self.open += 1

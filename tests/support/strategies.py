@@ -93,7 +93,7 @@ def _object_array(items: list[Any]) -> np.ndarray[Any, Any]:
 
 
 @st.composite
-def boxes(draw: st.DrawFn) -> gs.Space[Any]:
+def boxes(draw: st.DrawFn) -> Any:
     """Boxes of any dtype, with bounds for all or for each or none; small enough to be sampled exactly."""
     dtype: Any = np.dtype(draw(st.sampled_from(("bool", *INTEGERS, *FLOATS))))
     shape = draw(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
@@ -158,7 +158,9 @@ def array_spaces() -> st.SearchStrategy[gs.Space[Any]]:
 
 @st.composite
 def graphs(draw: st.DrawFn) -> gs.Graph:
-    parts = boxes() | st.builds(gs.Discrete, st.integers(1, 20))  # with a start, older versions sample the wrong nodes
+    # What Gymnasium samples wrongly as nodes is left out: unbounded wide integers, and (older versions) a start.
+    narrow = boxes().filter(lambda box: box.dtype.itemsize < 8 or box.is_bounded())
+    parts = narrow | st.builds(gs.Discrete, st.integers(1, 20))
     return gs.Graph(draw(parts), draw(st.none() | parts))
 
 

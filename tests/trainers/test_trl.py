@@ -70,9 +70,7 @@ def make_trainer(trl: Any, tmp_path: Path) -> Callable[..., Any]:
             disable_tqdm=True,
             **settings,
         )
-        return trl.GRPOTrainer(
-            tiny_qwen3(), args=config, processing_class=tokenizer, **environments.trainer_kwargs()
-        )
+        return trl.GRPOTrainer(tiny_qwen3(), args=config, processing_class=tokenizer, **environments.trainer_kwargs())
 
     return make
 
@@ -300,7 +298,9 @@ class TestTools:
         def closes_first(prompt_ids: Any, request_id: str) -> list[int]:
             return encode(call("close", "{}")) if request_id.endswith("/1") else binary_search(prompt_ids, request_id)
 
-        environments, batches = guesses(server=server, num_tasks=8, generator=ScriptedGenerator(closes_first), guesses=5)
+        environments, batches = guesses(
+            server=server, num_tasks=8, generator=ScriptedGenerator(closes_first), guesses=5
+        )
         make_trainer(environments).train()
         for trajectory in batches[0]:
             _opening, asked, answer, *_ = trajectory.messages

@@ -1,27 +1,16 @@
-"""A user's training script, run as a process of its own by the tests: prints what it saw as JSON, and closes nothing."""
+"""A user's training script, which the tests run as a process of its own; it closes nothing, and prints JSON."""
 
 import argparse
 import json
-import os
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
-
-os.environ |= {
-    "HF_HUB_OFFLINE": "1",
-    "MASTER_PORT": "0",
-    "OMP_NUM_THREADS": "1",
-    "TRL_EXPERIMENTAL_SILENCE": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-}
-warnings.simplefilter("ignore")
 
 import torch
 from renderers import Qwen3RendererConfig
 from transformers import AutoTokenizer
-from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
 
 from gymhost.rollout import Limits, Trajectory
 from gymhost.trainers.trl import Environments

@@ -67,12 +67,19 @@ def _show_version(ctx: click.Context, parameter: click.Parameter, wanted: bool) 
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.option("--debug", is_flag=True, envvar="GYMHOST_DEBUG", show_envvar=True, help="Show Python tracebacks of errors.")
 @click.option(
-    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version, help="Show the version and exit."
+    "--debug", is_flag=True, envvar="GYMHOST_DEBUG", show_envvar=True, help="Show Python tracebacks of errors."
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_show_version,
+    help="Show the version and exit.",
 )
 def gymhost(debug: bool) -> None:
-    """Hosts environments behind the Gymnasium API for trainers elsewhere.
+    r"""Hosts environments behind the Gymnasium API for trainers elsewhere.
 
     \b
       gymhost serve                          host what is installed, on 127.0.0.1:50051

@@ -10,14 +10,7 @@ import click
 
 from gymhost.cli.app import Failure
 from gymhost.cli.extras import need
-from gymhost.cli.options import (
-    EnvironmentArguments,
-    GroupedCommand,
-    environment_arguments,
-    extend_import_path,
-    module_options,
-    option,
-)
+from gymhost.cli.options import GroupedCommand, extend_import_path, kwargs_option, module_options
 
 __all__ = ["command"]
 
@@ -25,23 +18,16 @@ __all__ = ["command"]
 @click.command("check", cls=GroupedCommand)
 @click.argument("id")
 @module_options("Where it is")
-@option(
-    "--kwargs",
-    "arguments",
-    type=EnvironmentArguments(),
-    multiple=True,
-    group="How it is made",
-    help="Keyword arguments of the environment. May be given several times.",
-)
+@kwargs_option("How it is made", "Keyword arguments of the environment.")
 @click.pass_context
 def command(
     ctx: click.Context,
     id: str,
     modules: Sequence[str],
     folders: Sequence[str],
-    arguments: Sequence[dict[str, Any]],
+    kwargs: dict[str, Any],
 ) -> None:
-    """Check whether the environment ID is fit to be hosted, and say what to mend.
+    r"""Check whether the environment ID is fit to be hosted, and say what to mend.
 
     It is played for some dozens of episodes here and behind a server: Gymnasium's own checker, what travels over the
     wire, determinism under a seed, tools and tasks, leaks, and how it is best run. The exit code is 0 where there is
@@ -76,7 +62,7 @@ def command(
         return make(id, modules=modules, **kwargs)
 
     try:
-        report = checks.check(id, environment_arguments(arguments), remote_factory=remote, progress=progress)
+        report = checks.check(id, kwargs, remote_factory=remote, progress=progress)
     except gymnasium.error.UnregisteredEnv as error:
         raise Failure(f"{error} (--module names the module that registers it)") from None
     click.echo(report.render())

@@ -11,14 +11,7 @@ import click
 
 from gymhost.cli.app import Failure
 from gymhost.cli.extras import need
-from gymhost.cli.options import (
-    EnvironmentArguments,
-    GroupedCommand,
-    environment_arguments,
-    extend_import_path,
-    module_options,
-    option,
-)
+from gymhost.cli.options import GroupedCommand, extend_import_path, kwargs_option, module_options, option
 
 if TYPE_CHECKING:
     from gymhost.client import EnvironmentDescription, RemoteServer
@@ -34,14 +27,7 @@ REMOTE, LOCAL, WHAT = "Of a server that runs elsewhere", "Else, of this machine"
 @option("--token", group=REMOTE, help="The bearer token; without it, that of GYMHOST_TOKEN.")
 @module_options(LOCAL)
 @option("--all", "everything", group=WHAT, is_flag=True, help="Also those that come with Gymnasium.")
-@option(
-    "--kwargs",
-    "arguments",
-    type=EnvironmentArguments(),
-    multiple=True,
-    group=WHAT,
-    help="With an exact id: keyword arguments of the environment that is described.",
-)
+@kwargs_option(WHAT, "With an exact id: keyword arguments of the environment.")
 @option("--json", "as_json", group=WHAT, is_flag=True, help="Print JSON.")
 def command(
     prefix: str,
@@ -50,10 +36,10 @@ def command(
     modules: Sequence[str],
     folders: Sequence[str],
     everything: bool,
-    arguments: Sequence[dict[str, Any]],
+    kwargs: dict[str, Any],
     as_json: bool,
 ) -> None:
-    """List environments whose ids begin with PREFIX, or describe the one whose id it is.
+    r"""List environments whose ids begin with PREFIX, or describe the one whose id it is.
 
     \b
     Examples:
@@ -70,7 +56,7 @@ def command(
     from gymhost.client import connect
 
     with connect(server, token=token, modules=modules) as connected:
-        found, described, problems = asyncio.run(_ask(connected, prefix, environment_arguments(arguments)))
+        found, described, problems = asyncio.run(_ask(connected, prefix, kwargs))
     for problem in problems:
         click.echo(f"gymhost: could not be loaded: {problem}", err=True)
     if described is not None:
@@ -89,11 +75,11 @@ def command(
 
 
 async def _ask(
-    server: "RemoteServer", prefix: str, arguments: dict[str, Any]
+    server: "RemoteServer", prefix: str, kwargs: dict[str, Any]
 ) -> tuple[list["EnvironmentDescription"], "EnvironmentDescription | None", list[str]]:
     found = await server.environments(prefix)
     exact = any(one.id == prefix for one in found)
-    return found, await server.describe(prefix, **arguments) if exact else None, await server.problems()
+    return found, await server.describe(prefix, **kwargs) if exact else None, await server.problems()
 
 
 def as_dict(one: "EnvironmentDescription") -> dict[str, Any]:
@@ -122,7 +108,9 @@ def as_dict(one: "EnvironmentDescription") -> dict[str, Any]:
 def table(environments: Sequence["EnvironmentDescription"]) -> list[str]:
     """A line an environment, under a line of headings; on a terminal none is wider than it."""
     rows = [("ID", "MODE", "ISOLATION", "SOURCE", "DESCRIPTION")]
-    rows += [(one.id, one.mode, one.isolation, one.source or "-", " ".join(one.description.split())) for one in environments]
+    rows += [
+        (one.id, one.mode, one.isolation, one.source or "-", " ".join(one.description.split())) for one in environments
+    ]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     limit = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10**6
     lines: list[str] = []

@@ -1,14 +1,14 @@
-"""What the options of several subcommands share: groups in the help, environments' modules and arguments, sizes."""
+"""What the options of several subcommands share: groups in the help, environments' modules and arguments."""
 
 import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import click
 
-__all__ = ["OTHERS", "EnvironmentArguments", "GroupedCommand", "environment_arguments", "extend_import_path", "module_options", "option"]
+__all__ = ["OTHERS", "GroupedCommand", "extend_import_path", "kwargs_option", "module_options", "option"]
 
 OTHERS = "Others"
 
@@ -75,30 +75,33 @@ def extend_import_path(folders: Sequence[str]) -> None:
     sys.path[:] = dict.fromkeys([str(Path(folder).resolve()) for folder in (".", *folders)] + sys.path)
 
 
-class EnvironmentArguments(click.ParamType):
-    """Keyword arguments of an environment: a JSON object, or KEY=VALUE with a value in JSON or a bare text."""
+def kwargs_option(group: str, help: str) -> Callable[[F], F]:
+    """The option for keyword arguments of an environment; the command gets them as one dict, `kwargs`."""
+    return option(
+        "--kwargs",
+        "kwargs",
+        metavar="JSON|KEY=VALUE",
+        multiple=True,
+        callback=_read_kwargs,
+        group=group,
+        help=f"{help} A value is JSON or else a text. May be given several times.",
+    )
 
-    name = "JSON|KEY=VALUE"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
-        """Reads one of them."""
-        if isinstance(value, dict):
-            return cast(dict[str, Any], value)
-        text = str(value)
+def _read_kwargs(ctx: click.Context, parameter: click.Parameter, given: Sequence[str]) -> dict[str, Any]:
+    kwargs: dict[str, Any] = {}
+    for text in given:
+        key, equals, value = text.partition("=")
         if text.lstrip().startswith("{"):
             try:
-                return json.loads(text)
+                kwargs |= json.loads(text)
             except ValueError as error:
-                self.fail(f"{text!r} is no JSON object: {error}", param, ctx)
-        key, equals, said = text.partition("=")
-        if not equals or not key.isidentifier():
-            self.fail(f"{text!r} is neither a JSON object nor KEY=VALUE", param, ctx)
-        try:
-            return {key: json.loads(said)}
-        except ValueError:
-            return {key: said}
-
-
-def environment_arguments(given: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Puts together what several `--kwargs` said; the last one wins."""
-    return {key: value for arguments in given for key, value in arguments.items()}
+                raise click.BadParameter(f"{text!r} is no JSON object: {error}", ctx, parameter) from None
+        elif not equals or not key.isidentifier():
+            raise click.BadParameter(f"{text!r} is neither a JSON object nor KEY=VALUE", ctx, parameter)
+        else:
+            try:
+                kwargs[key] = json.loads(value)
+            except ValueError:
+                kwargs[key] = value
+    return kwargs

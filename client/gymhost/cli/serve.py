@@ -1,10 +1,11 @@
 """`gymhost serve`."""
 
+import dataclasses
 import os
 import secrets
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 from click.core import ParameterSource
@@ -26,17 +27,11 @@ WHERE, WHO, HOW_MUCH, TIMES = "Where and what", "Who may connect", "How much", "
 _DEFAULTS = ServerConfig()
 
 
-class Size(click.ParamType):
-    """A number of bytes, such as 64MiB."""
-
-    name = "SIZE"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Reads it."""
-        try:
-            return value if isinstance(value, int) else parse_size(str(value))
-        except InvalidArgument as error:
-            self.fail(error.message, param, ctx)
+def _read_size(ctx: click.Context, parameter: click.Parameter, text: str) -> int:
+    try:
+        return parse_size(text)
+    except InvalidArgument as error:
+        raise click.BadParameter(error.message, ctx, parameter) from None
 
 
 def setting(name: str, group: str, help: str, **how: Any) -> Any:
@@ -79,7 +74,8 @@ def setting(name: str, group: str, help: str, **how: Any) -> Any:
     "max_payload",
     HOW_MUCH,
     "The largest action or observation, such as 500kB or 1GiB.",
-    type=Size(),
+    metavar="SIZE",
+    callback=_read_size,
     default=f"{_DEFAULTS.max_payload // 2**20}MiB",
 )
 @setting("queue_timeout", TIMES, "How long a new session waits for a place on a full server.", metavar="S")
@@ -92,7 +88,7 @@ def setting(name: str, group: str, help: str, **how: Any) -> Any:
 def command(
     ctx: click.Context, config_file: Path | None, token_file: Path | None, new_token: bool, **options: Any
 ) -> None:
-    """Host environments until Ctrl-C or SIGTERM; a second Ctrl-C stops at once.
+    r"""Host environments until Ctrl-C or SIGTERM; a second Ctrl-C stops at once.
 
     MODULES are imported in the workers, and the environments that they register are hosted beside those of installed
     packages and of Gymnasium.
@@ -121,22 +117,17 @@ def command(
     }
     config = _configure(config_file, given, _tokens(token_file, new_token))
     _, server = need("server", "gymhost serve", "gymhost.envs", "gymhost.server.server")
-    try:
-        server.run(config, on_ready=_announce)
-    except KeyboardInterrupt:
-        # The second Ctrl-C.
-        ctx.exit(130)
+    server.run(config, on_ready=_announce)
 
 
 def _configure(file: Path | None, given: dict[str, Any], tokens: dict[str, str]) -> ServerConfig:
     """Puts the settings of the file and of the options together."""
     settings = (read_file(file) if file is not None else {}) | given
-    folders = settings.get("paths", ())
-    if isinstance(folders, (list, tuple)):
-        settings["paths"] = [os.getcwd(), *(os.path.abspath(folder) for folder in folders)]
-    if tokens and isinstance(of_file := settings.get("tokens", {}), dict):
-        settings["tokens"] = of_file | tokens
-    return ServerConfig.from_dict(settings)
+    of_file = settings.get("tokens", {})
+    if isinstance(of_file, dict):
+        settings["tokens"] = cast(dict[str, str], of_file) | tokens
+    config = ServerConfig.from_dict(settings)
+    return dataclasses.replace(config, paths=tuple(str(Path(folder).resolve()) for folder in (".", *config.paths)))
 
 
 def _tokens(file: Path | None, new: bool) -> dict[str, str]:

@@ -11,7 +11,7 @@ import gymnasium
 
 from gymhost.client.connection import CALL_GRACE, CONNECT_TIMEOUT, RECONNECT_TIMEOUT, Connection
 from gymhost.client.embedded import EmbeddedServer
-from gymhost.client.loop import on_fork
+from gymhost.client.loop import loop_thread, on_fork
 from gymhost.client.session import Session, SessionOptions, tool_dict
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import spaces, values
@@ -83,16 +83,28 @@ class _Shared:
         self.connection = connection
         self.embedded = embedded
         self.holders = 0
+        # In a forked child: it is the parent's to close.
+        self.inherited = False
 
     def forked(self) -> None:
         """Called in a forked child: what is shared is the parent's."""
+        self.inherited = True
         if self.embedded is not None:
             self.embedded.forked()
-        _shared.clear()
 
 
 _lock = threading.Lock()
 _shared: dict[tuple[Any, ...], _Shared] = {}
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+    _shared.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class RemoteServer:
@@ -139,6 +151,7 @@ class RemoteServer:
         return self
 
     def _connect(self) -> _Shared:
+        loop_thread()  # where there can be none, no server is started either
         embedded = EmbeddedServer(self._modules) if self._address is None else None
         connection = Connection(
             embedded.address if embedded else self._address or "",
@@ -159,7 +172,7 @@ class RemoteServer:
     def close(self) -> None:
         """Lets go of the connection; the last holder closes it, and stops the embedded server. Twice is no error."""
         held, self._held = self._held, None
-        if held is None:
+        if held is None or held.inherited:
             return
         with _lock:
             held.holders -= 1
@@ -279,6 +292,8 @@ class RemoteServer:
 
     async def _unary(self, method: str, request: Any, timeout: float) -> Any:
         connection = self.connection
+        if connection.dead is not None:
+            raise connection.dead.with_traceback(None)
         return await connection.thread.acall(connection.unary(method, request, timeout))
 
 

@@ -10,10 +10,11 @@ from importlib import metadata
 from typing import Any
 
 import grpc.aio
+from google.protobuf.message import DecodeError as ProtobufDecodeError
 
 from gymhost.client.loop import LoopThread, loop_thread, on_fork
 from gymhost.client.options import channel_options
-from gymhost.client.pending import AsyncPending, Bridge, Lane, Pending, ThreadPending
+from gymhost.client.pending import AsyncPending, Bridge, Lane, Pending, ThreadPending, failure
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.v1 import environments_pb2_grpc as rpc
 from gymhost.wire import errors, limits
@@ -69,6 +70,8 @@ class Connection:
         self._woken = False
         self._on_lanes: dict[int, Pending] = {}
         self._calls: dict[int, Pending] = {}
+        # Creates whose callers went away, by number: what they make is closed again.
+        self._abandoned: set[int] = set()
         self._numbers = itertools.count(1)
         self._bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Bridge] = weakref.WeakKeyDictionary()
         # Bridges that have replies to carry over at the end of the frame.
@@ -124,7 +127,11 @@ class Connection:
         pending = AsyncPending(bridge, None, lane, kind, payload, _milliseconds(timeout))
         pending.sequence = next(self._numbers)
         bridge.submit(pending)
-        await pending.future
+        try:
+            await pending.future
+        except asyncio.CancelledError:
+            self.thread.loop.call_soon_threadsafe(self._abandon, pending)
+            raise
         return pending.result()
 
     def call(self, kind: int, message: Any, *, lane: int = 0, timeout: float | None = None) -> bytes:
@@ -133,7 +140,11 @@ class Connection:
         pending = ThreadPending(None, lane, kind, payload, _milliseconds(timeout))
         pending.sequence = next(self._numbers)
         self.submit(pending)
-        return pending.wait()
+        try:
+            return pending.wait()
+        except KeyboardInterrupt:
+            self.thread.loop.call_soon_threadsafe(self._abandon, pending)
+            raise
 
     def forget(self, kind: int, lane: int) -> None:
         """Makes a command whose reply nobody waits for: CLOSE or CANCEL. From anywhere, the garbage collector included."""
@@ -145,6 +156,9 @@ class Connection:
     def forked(self) -> None:
         """Called in a forked child, where gRPC no longer works."""
         self.dead = errors.ConnectionLost("this connection was made before a fork: connect after the fork, or spawn")
+        for lane in self._lanes.values():
+            lane.ended = self.dead
+            lane.pending = None
 
     def check_size(self, payload: bytes) -> None:
         """Refuses a payload that is above the server's limit.
@@ -190,6 +204,7 @@ class Connection:
             await self._drain()
             self._supervisor.cancel()
             await asyncio.wait([self._supervisor])
+            self._supervisor = None
         self._fail_all(self.dead)
         for channel in self._channels:
             await channel.close()
@@ -217,7 +232,7 @@ class Connection:
             pass
 
     def _channel(self) -> grpc.aio.Channel:
-        channel = grpc.aio.insecure_channel(self.address, options=channel_options())
+        channel = grpc.aio.insecure_channel(self.address, options=channel_options(self.welcome.max_payload_bytes))
         self._channels.append(channel)
         return channel
 
@@ -237,6 +252,11 @@ class Connection:
                 if raised.code() in _FINAL:
                     self._give_up(error)
                     return
+            except errors.ConnectionLost as raised:
+                error = raised
+            except asyncio.InvalidStateError:
+                # What gRPC raises for a write on a stream that has just broken.
+                error = errors.ConnectionLost("the stream broke")
             except TimeoutError:
                 error = errors.ConnectionLost("the server did not answer in time")
             except Exception as raised:  # noqa: BLE001 - whoever waits must be told, whatever it was
@@ -286,15 +306,19 @@ class Connection:
             for task in tasks:
                 task.cancel()
             call.cancel()
-            if tasks:
-                await asyncio.wait(tasks)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _greet(self, call: Any, hello: pb.Hello) -> tuple[pb.Welcome, pb.InteractResponse]:
         """Sends HELLO on a new stream; gives the Welcome, and what came with it."""
-        command = pb.Command(sequence=next(self._numbers), kind=pb.COMMAND_KIND_HELLO, payload=hello.SerializeToString())
+        command = pb.Command(
+            sequence=next(self._numbers), kind=pb.COMMAND_KIND_HELLO, payload=hello.SerializeToString()
+        )
         async with asyncio.timeout(self._connect_timeout):
-            await call.write(pb.InteractRequest(commands=[command]))
-            response = await call.read()
+            try:
+                await call.write(pb.InteractRequest(commands=[command]))
+                response: Any = await call.read()
+            except asyncio.InvalidStateError:
+                response = grpc.aio.EOF
         if response is grpc.aio.EOF:
             # The stream ended instead of greeting: its status says why.
             raise grpc.aio.AioRpcError(
@@ -302,7 +326,7 @@ class Connection:
             )
         first = response.replies[0]
         if first.code:
-            raise errors.from_wire(first.code, pb.Error.FromString(first.payload))
+            raise failure(first.code, first.payload)
         del response.replies[0]
         return pb.Welcome.FromString(first.payload), response
 
@@ -348,12 +372,15 @@ class Connection:
             pending.fail(error)
         self._on_lanes.clear()
         self._calls.clear()
+        self._abandoned.clear()
         self._wake_bridges()
 
     # -- on the loop: the way of a step --------------------------------------------------------------------------------
 
     def _wake(self) -> None:
         self._woken = False
+        if self.dead is not None and (self._supervisor is None or self._supervisor.done()):
+            self._fail_all(self.dead)  # submitted while the connection was being given up
         self._wake_writer.set()
 
     async def _write(self, call: Any, commands: list[pb.Command]) -> None:
@@ -435,13 +462,40 @@ class Connection:
         if reply.lane == 0 and reply.sequence:
             pending = self._calls.pop(reply.sequence, None)
             if pending is not None:
-                if pending.kind == pb.COMMAND_KIND_CREATE and not reply.code:
-                    self._created(pb.CreateSessionResponse.FromString(reply.payload))
-                pending.resolve(reply.code, reply.payload)
+                self._answered(pending, reply)
         elif reply.code == pb.REPLY_CODE_WANT_BULK:
             self._wake_bulk.set()
         elif reply.sequence == 0 and (lane := self._lanes.get(reply.lane)) is not None:
-            self._end_lane(lane, errors.from_wire(reply.code, pb.Error.FromString(reply.payload)))
+            self._end_lane(lane, failure(reply.code, reply.payload))
+
+    def _answered(self, pending: Pending, reply: pb.Reply) -> None:
+        """Takes the reply to a command that is not numbered on a lane."""
+        if pending.kind == pb.COMMAND_KIND_CREATE and not reply.code:
+            try:
+                self._created(pb.CreateSessionResponse.FromString(reply.payload))
+            except ProtobufDecodeError as error:
+                pending.fail(errors.DecodeError(f"the server's reply is no CreateSessionResponse: {error}"))
+                return
+        elif (
+            pending.kind == pb.COMMAND_KIND_CLOSE and (running := self._on_lanes.pop(pending.number, None)) is not None
+        ):
+            # The server drops the reply of a command that a close overtakes.
+            running.fail(errors.SessionClosed("the session was closed while the command ran"))
+        pending.resolve(reply.code, reply.payload)
+        if pending.sequence in self._abandoned:
+            self._abandoned.discard(pending.sequence)
+            self._abandon(pending)
+
+    def _abandon(self, pending: Pending) -> None:
+        """Closes what a create made, or will have made, since its caller is gone."""
+        if pending.kind != pb.COMMAND_KIND_CREATE:
+            return
+        if not pending.reply:
+            self._abandoned.add(pending.sequence)
+        elif not pending.code:
+            for number in pb.CreateSessionResponse.FromString(pending.reply).lanes:
+                self.drop_lane(number)
+                self.forget(pb.COMMAND_KIND_CLOSE, number)
 
     # -- on the loop: lanes --------------------------------------------------------------------------------------------
 
@@ -490,7 +544,8 @@ class Connection:
         await self._wake_bulk.wait()
         channel = self._channel()
         try:
-            call: Any = rpc.EnvironmentServiceStub(channel).Interact(metadata=self._metadata)  # pyright: ignore[reportArgumentType]
+            stub: Any = rpc.EnvironmentServiceStub(channel)
+            call = stub.Interact(metadata=self._metadata)
             hello = pb.Hello(protocol_minor=limits.PROTOCOL_MINOR, bulk_of=self.welcome.stream_id)
             _, early = await self._greet(call, hello)
             reader = asyncio.ensure_future(self._read(call, early))
@@ -506,6 +561,10 @@ class Connection:
             finally:
                 reader.cancel()
                 call.cancel()
+                await asyncio.gather(reader, return_exceptions=True)
+        except grpc.aio.AioRpcError as error:
+            # Whatever it was, the main stream decides whether it is final.
+            raise errors.ConnectionLost(f"the bulk stream broke: {_from_rpc(error, self.address).message}") from None
         finally:
             self._channels.remove(channel)
             await channel.close()
@@ -539,8 +598,7 @@ class _Attach(Pending):
 
     def wake(self) -> None:
         if self.code:
-            error = errors.from_wire(self.code, pb.Error.FromString(self.reply))
-            self._connection._end_lane(self._lane, error)  # pyright: ignore[reportPrivateUsage]
+            self._connection._end_lane(self._lane, failure(self.code, self.reply))  # pyright: ignore[reportPrivateUsage]
 
 
 # Sent once a stream, and not again on the next.
@@ -564,9 +622,9 @@ def _milliseconds(timeout: float | None) -> int:
 def _from_rpc(error: grpc.aio.AioRpcError, address: str) -> errors.Error:
     """The error of gymhost that a failed call stands for."""
     trailing = {key: value for key, value in error.trailing_metadata() or ()}
-    if ERROR_KEY in trailing:
-        value = trailing[ERROR_KEY]
-        return errors.from_wire(int(trailing.get(CODE_KEY, 0)), pb.Error.FromString(value))  # pyright: ignore[reportArgumentType]
+    code = str(trailing.get(CODE_KEY, ""))
+    if ERROR_KEY in trailing and code.isdecimal():
+        return failure(int(code), trailing[ERROR_KEY])  # pyright: ignore[reportArgumentType]
     by_status: dict[Any, type[errors.Error]] = {
         grpc.StatusCode.DEADLINE_EXCEEDED: errors.CommandTimeout,
         grpc.StatusCode.RESOURCE_EXHAUSTED: errors.TooLarge,
@@ -581,5 +639,3 @@ def _version() -> str:
         return metadata.version("gymhost")
     except metadata.PackageNotFoundError:
         return "0"
-
-

@@ -94,7 +94,8 @@ class EmbeddedServer:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def forked(self) -> None:
-        """Called in a forked child: the server is the parent's."""
+        """Called in a forked child: the server is the parent's, and nobody's child here."""
+        self._process.returncode = 0
         if self._parent >= 0:
             os.close(self._parent)
             self._parent = -1

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
+from gymnasium.envs.registration import EnvSpec
 
 from gymhost.client.api import RemoteServer, connect
 from gymhost.client.pending import ThreadPending
@@ -59,9 +60,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         self.tools = made.tools
         self.spec = _spec(options)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Starts an episode, as in Gymnasium.
 
         Raises:
@@ -165,8 +164,8 @@ def _remake(server: dict[str, Any], options: dict[str, Any], create_timeout: flo
     return RemoteEnv(connect(**server), remade, create_timeout=create_timeout)
 
 
-def _spec(options: SessionOptions) -> gymnasium.envs.registration.EnvSpec:
-    return gymnasium.envs.registration.EnvSpec(
+def _spec(options: SessionOptions) -> EnvSpec:
+    return EnvSpec(
         id=options.environment_id,
         entry_point="gymhost.client.env:RemoteEnv",
         kwargs=dict(options.kwargs),

@@ -11,10 +11,14 @@ import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from gymhost.wire.errors import ConnectionLost
+
 T = TypeVar("T")
 
 _lock = threading.Lock()
 _current: "LoopThread | None" = None
+# Whether this process was forked from one that had gRPC running: it would crash here.
+_spoiled = False
 # Called in a forked child: gRPC does not survive a fork, so what used it must say so instead of hanging.
 _on_fork: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
@@ -24,6 +28,7 @@ class LoopThread:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self._pid = os.getpid()
         self._closers: dict[int, Callable[[], Coroutine[Any, Any, None]]] = {}
         self._thread = threading.Thread(target=self._run, name="gymhost-client", daemon=True)
         self._thread.start()
@@ -54,8 +59,8 @@ class LoopThread:
         self.loop.run_forever()
 
     def _stop(self) -> None:
-        if os.getpid() != _pid:
-            return
+        if os.getpid() != self._pid:
+            return  # a forked child has the object, but not the thread
 
         async def close_all() -> None:
             await asyncio.wait_for(asyncio.gather(*(close() for close in list(self._closers.values()))), 2.0)
@@ -68,12 +73,18 @@ class LoopThread:
         self._thread.join(2.0)
 
 
-_pid = os.getpid()
-
-
 def loop_thread() -> LoopThread:
-    """The thread of this process, started when first asked for."""
+    """The thread of this process, started when first asked for.
+
+    Raises:
+        ConnectionLost: The process was forked from one that had connected before.
+    """
     global _current
+    if _spoiled:
+        raise ConnectionLost(
+            "the process that this one was forked from had connected already, which gRPC does not survive: connect after "
+            "the fork, or spawn"
+        )
     with _lock:
         if _current is None:
             _current = LoopThread()
@@ -86,10 +97,10 @@ def on_fork(thing: Any) -> None:
 
 
 def _after_fork() -> None:
-    global _current, _lock, _pid
+    global _current, _lock, _spoiled
     _lock = threading.Lock()
+    _spoiled = _spoiled or _current is not None
     _current = None
-    _pid = os.getpid()
     for thing in list(_on_fork):
         thing.forked()
     _on_fork.clear()

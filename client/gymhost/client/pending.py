@@ -8,6 +8,8 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
+from google.protobuf.message import DecodeError as ProtobufDecodeError
+
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors
 
@@ -63,8 +65,20 @@ class Pending:
             Error: The command failed.
         """
         if self.code:
-            raise errors.from_wire(self.code, pb.Error.FromString(self.reply))
+            lane = self.lane
+            if self.code == pb.REPLY_CODE_UNKNOWN_SESSION and lane is not None and lane.ended is not None:
+                # The command crossed the notice of the session's end, which says more.
+                raise lane.ended.with_traceback(None)
+            raise failure(self.code, self.reply)
         return self.reply
+
+
+def failure(code: int, payload: bytes) -> errors.Error:
+    """The error that a reply stands for."""
+    try:
+        return errors.from_wire(code, pb.Error.FromString(payload))
+    except ProtobufDecodeError:
+        return errors.from_wire(code, pb.Error(message="the server's account of what went wrong can't be read"))
 
 
 class ThreadPending(Pending):
@@ -171,7 +185,7 @@ class Lane:
         session_id: The session's id.
     """
 
-    __slots__ = ("__weakref__", "_freed", "connection", "ended", "number", "pending", "sequence", "session_id")
+    __slots__ = ("__weakref__", "_waiting", "connection", "ended", "number", "pending", "sequence", "session_id")
 
     def __init__(self, connection: "Connection", number: int, session_id: str) -> None:
         self.connection = connection
@@ -181,7 +195,8 @@ class Lane:
         self.pending: Pending | None = None
         # Why no more commands are taken, once that is so.
         self.ended: errors.Error | None = None
-        self._freed: concurrent.futures.Future[None] | None = None
+        # One a waiter, since one that is cancelled must not take the others with it.
+        self._waiting: tuple[concurrent.futures.Future[None], ...] = ()
 
     def begin(self, pending: Pending) -> None:
         """Makes a command the one in flight. The lane must be free.
@@ -198,20 +213,19 @@ class Lane:
     def free(self) -> None:
         """Called when the command in flight has its reply. On the connection's loop."""
         self.pending = None
-        if (freed := self._freed) is not None:
-            self._freed = None
-            _settle(freed)
+        if self._waiting:
+            waiting, self._waiting = self._waiting, ()
+            for future in waiting:
+                _settle(future)
 
     def until_free(self) -> concurrent.futures.Future[None]:
         """What is done when the command in flight has its reply, as after one whose caller was cancelled."""
-        freed = self._freed
-        if freed is None:
-            freed = self._freed = concurrent.futures.Future()
+        future: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._waiting += (future,)
         if self.pending is None:
             # It came between the look and the making of the future.
-            self._freed = None
-            _settle(freed)
-        return freed
+            _settle(future)
+        return future
 
 
 def _settle(future: concurrent.futures.Future[None]) -> None:

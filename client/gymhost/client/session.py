@@ -5,9 +5,10 @@ import contextlib
 import json
 import secrets
 import weakref
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import gymnasium
+from google.protobuf.message import DecodeError as ProtobufDecodeError
 
 from gymhost.client.connection import Connection
 from gymhost.client.pending import AsyncPending, Lane
@@ -84,7 +85,11 @@ class Made:
 
 def tool_dict(tool: pb.ToolSpec) -> dict[str, Any]:
     """A tool as its name, description and the JSON Schema of its parameters."""
-    return {"name": tool.name, "description": tool.description, "parameters": json.loads(tool.parameters_json or "{}")}
+    try:
+        parameters = json.loads(tool.parameters_json or "{}")
+    except ValueError as error:
+        raise errors.DecodeError(f"the parameters of the tool {tool.name!r} are no JSON: {error}") from None
+    return {"name": tool.name, "description": tool.description, "parameters": parameters}
 
 
 def _space(message: values_pb2.Space) -> gymnasium.Space[Any]:
@@ -133,8 +138,8 @@ class Session:
         reply = await self._connection.acall(pb.COMMAND_KIND_CREATE, request, timeout=self._create_timeout)
         response = pb.CreateSessionResponse.FromString(reply)
         self._lane = self._connection.lane(response.lanes[0])
-        self._made = Made(response)
         weakref.finalize(self, release, self._lane)
+        self._made = Made(response)
         return self
 
     async def __aenter__(self) -> Self:
@@ -184,7 +189,9 @@ class Session:
     @property
     def _opened(self) -> Made:
         if self._made is None:
-            raise errors.InvalidArgument("the session is not open: use `async with server.session(...)`, or await open()")
+            raise errors.InvalidArgument(
+                "the session is not open: use `async with server.session(...)`, or await open()"
+            )
         return self._made
 
     # -- commands ------------------------------------------------------------------------------------------------------
@@ -230,7 +237,7 @@ class Session:
         """Takes a step that consists of one tool call."""
         command = pb.CallToolCommand(name=name, arguments=json.dumps(arguments))
         reply = await self._command(pb.COMMAND_KIND_CALL_TOOL, command.SerializeToString(), timeout)
-        return decode_step_message(pb.CallToolResult.FromString(reply).result)
+        return decode_step_message(parse(pb.CallToolResult, reply).result)
 
     async def render(self) -> Any:
         """Renders the environment, as Gymnasium does."""
@@ -249,7 +256,9 @@ class Session:
     async def _command(self, kind: int, payload: bytes, timeout: float | None) -> bytes:
         lane = self._lane
         if lane is None:
-            raise errors.InvalidArgument("the session is not open: use `async with server.session(...)`, or await open()")
+            raise errors.InvalidArgument(
+                "the session is not open: use `async with server.session(...)`, or await open()"
+            )
         connection = self._connection
         connection.check_size(payload)
         while lane.pending is not None:
@@ -269,6 +278,20 @@ class Session:
 
 # -- payloads ----------------------------------------------------------------------------------------------------------
 
+_Result = TypeVar("_Result", pb.ResetResult, pb.StepResult, pb.CallToolResult, pb.RenderResult)
+
+
+def parse(kind: type[_Result], reply: bytes) -> _Result:
+    """Reads the payload of a reply.
+
+    Raises:
+        DecodeError: It is no message of this kind.
+    """
+    try:
+        return kind.FromString(reply)
+    except ProtobufDecodeError as error:
+        raise errors.DecodeError(f"the server's reply is no {kind.__name__}: {error}") from None
+
 
 def encode_reset(seed: int | None, options: dict[str, Any] | None) -> bytes:
     """The payload of a RESET."""
@@ -285,7 +308,7 @@ def encode_reset(seed: int | None, options: dict[str, Any] | None) -> bytes:
 
 def decode_reset(reply: bytes) -> ResetResult:
     """What a RESET returned."""
-    result = pb.ResetResult.FromString(reply)
+    result = parse(pb.ResetResult, reply)
     return values.decode(result.observation), values.decode(result.info) if result.HasField("info") else {}
 
 
@@ -298,12 +321,12 @@ def encode_step(action: Any) -> bytes:
 
 def decode_step(reply: bytes) -> StepResult:
     """What a STEP returned."""
-    return decode_step_message(pb.StepResult.FromString(reply))
+    return decode_step_message(parse(pb.StepResult, reply))
 
 
 def decode_step_message(result: pb.StepResult) -> StepResult:
     """What a step returned."""
-    info = values.decode(result.info) if result.HasField("info") else {}
+    info: dict[str, Any] = values.decode(result.info) if result.HasField("info") else {}
     if result.reward_invalid:
         info["reward_invalid"] = True
     return values.decode(result.observation), result.reward, result.terminated, result.truncated, info
@@ -311,4 +334,4 @@ def decode_step_message(result: pb.StepResult) -> StepResult:
 
 def decode_render(reply: bytes) -> Any:
     """What a RENDER returned."""
-    return values.decode(pb.RenderResult.FromString(reply).frame)
+    return values.decode(parse(pb.RenderResult, reply).frame)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 from gymhost.rollout.chat import Chat, Message, Tool
 from gymhost.rollout.generators.base import Generation
@@ -122,12 +122,10 @@ def as_messages(observation: object) -> list[Message]:
     Raises:
         ValueError: The observation is none of these.
     """
+    kind = type(observation).__name__
     if isinstance(observation, str):
         return [{"role": "user", "content": observation}]
     items = cast(Sequence[object], [observation] if isinstance(observation, dict) else observation)
     if isinstance(items, list | tuple) and all(isinstance(item, dict) and "role" in item for item in items):
         return [dict(item) for item in cast(Sequence[Message], items)]
-    raise ValueError(
-        f"a rollout needs messages or text to observe, this is {type(observation).__name__}: "
-        "is the environment conversational?"
-    )
+    raise ValueError(f"a rollout needs messages or text to observe, this is {kind}: is the environment conversational?")

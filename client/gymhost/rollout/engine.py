@@ -10,7 +10,7 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any, Self, TypeVar
 
 from gymhost.rollout.chat import Chat
-from gymhost.rollout.faults import bound, outcome_of, retryable
+from gymhost.rollout.faults import Abandoned, bound, outcome_of, retryable
 from gymhost.rollout.generators.base import Generator, Sampling
 from gymhost.rollout.loop_thread import LoopThread
 from gymhost.rollout.play import Play
@@ -169,6 +169,16 @@ class RolloutEngine:
         raise AssertionError("unreachable")
 
     async def _attempt(self, trajectory: Trajectory, request: RolloutRequest) -> None:
+        try:
+            await self._stages(trajectory, request)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Left as it is, it would look as if the whole batch had been cancelled.
+            raise Abandoned("what the rollout waited for was cancelled") from error
+
+    async def _stages(self, trajectory: Trajectory, request: RolloutRequest) -> None:
         timings = trajectory.timings
         in_time = bound("init_seconds", self.limits.init_seconds, "infrastructure")
         async with self._stage(self._init, timings, "init"), in_time:

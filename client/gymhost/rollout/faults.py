@@ -9,7 +9,7 @@ from gymhost.rollout.generators.base import GeneratorError, PromptTooLong
 from gymhost.rollout.trajectory import Fault, Outcome
 from gymhost.wire import errors
 
-__all__ = ["StageTimeout", "bound", "outcome_of", "retryable"]
+__all__ = ["Abandoned", "StageTimeout", "bound", "outcome_of", "retryable"]
 
 # The environment itself did what it should not, or was asked for what it can't do: a second try ends like the first.
 _ENVIRONMENT = (
@@ -22,6 +22,10 @@ _ENVIRONMENT = (
 )
 # The set-up is wrong, so a second try is of no use either.
 _SETUP = (errors.UnknownEnvironment, errors.Unauthenticated, errors.PermissionDenied)
+
+
+class Abandoned(Exception):
+    """What a rollout waited for was cancelled by somebody else, while nobody cancelled the rollout."""
 
 
 @dataclass
@@ -72,7 +76,7 @@ def _fault(error: Exception) -> Fault:
             return "generator"
         case errors.Error():
             return "environment" if isinstance(error, _ENVIRONMENT) else "infrastructure"
-        case OSError():
+        case OSError() | Abandoned():
             return "infrastructure"
         case _:  # an environment that runs in this process raised, or sent what is no conversation
             return "environment"

@@ -8,7 +8,7 @@ from typing import Any
 from gymhost.rollout.chat import Chat, Message
 from gymhost.rollout.conversation import Conversation, as_messages
 from gymhost.rollout.faults import bound
-from gymhost.rollout.generators.base import Generation, Generator, PromptTooLong, Sampling
+from gymhost.rollout.generators.base import Generation, Generator, GeneratorError, PromptTooLong, Sampling
 from gymhost.rollout.requests import Limits
 from gymhost.rollout.sessions import Session
 from gymhost.rollout.trajectory import Outcome, Trajectory, Turn
@@ -127,7 +127,7 @@ class Play:
         request_id = f"{self._name}/{len(self._trajectory.turns)}"
         try:
             async with bound("generation_seconds", self._limits.generation_seconds, "generator"):
-                generation = await self._generator.generate(conversation.row.ids, sampling, request_id=request_id)
+                generation = await self._sample(conversation.row.ids, sampling, request_id)
         finally:
             turn.generation_seconds = time.perf_counter() - begun
             self._trajectory.timings.generation += turn.generation_seconds
@@ -136,6 +136,14 @@ class Play:
         turn.mixed_versions = generation.mixed_versions
         turn.finish_reason = generation.finish_reason
         return generation
+
+    async def _sample(self, prompt_ids: list[int], sampling: Sampling, request_id: str) -> Generation:
+        try:
+            return await self._generator.generate(prompt_ids, sampling, request_id=request_id)
+        except GeneratorError:
+            raise
+        except Exception as error:  # so that it is not taken for the environment's
+            raise GeneratorError(f"{type(error).__name__}: {error}") from error
 
     async def _step(self, message: Message, turn: Turn) -> tuple[Any, bool, bool, dict[str, Any]]:
         begun = time.perf_counter()

@@ -34,7 +34,7 @@ class Source(Protocol):
     """What opens sessions: a connection of `gymhost.client`, or anything alike."""
 
     def session(
-        self, env_id: str, *, task: int | None = None, split: str | None = None, **kwargs: Any
+        self, env_id: str, /, *, task: int | None = None, split: str | None = None, **kwargs: Any
     ) -> AbstractAsyncContextManager[Session]:
         """Opens a session, which is closed on leaving."""
         ...

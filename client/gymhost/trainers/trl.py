@@ -136,18 +136,14 @@ class Environments:
         """
         from datasets import Dataset
 
-        chosen: list[int | None]
-        if tasks is not None:
-            chosen = list(tasks)[:num_tasks]
-        else:
-            chosen = self._tasks_of(split, num_tasks)
+        chosen = self._tasks_of(split, num_tasks) if tasks is None else list(tasks)[:num_tasks]
         rows = [
             {"prompt": _label(self.env_id, split, task), "task": task, "split": split, "seed": first_seed + place}
             for place, task in enumerate(chosen)
         ]
-        return Dataset.from_list(rows)
+        return Dataset.from_list(rows)  # pyright: ignore[reportUnknownMemberType]
 
-    def _tasks_of(self, split: str | None, num_tasks: int | None) -> list[int | None]:
+    def _tasks_of(self, split: str | None, num_tasks: int | None) -> Sequence[int | None]:
         splits = self._connection.splits(self.env_id, self._env_kwargs)
         if splits and split not in splits:
             raise ValueError(f"{self.env_id} has no split {split!r}: there are {', '.join(sorted(splits))}")

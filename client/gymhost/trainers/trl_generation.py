@@ -1,6 +1,6 @@
 """What a TRL trainer generates with, as a generator of `gymhost.rollout`."""
 
-from collections.abc import Iterator
+from collections.abc import Generator as Yields
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
@@ -29,7 +29,7 @@ def sampling_of(trainer: Any) -> Sampling:
         "min_p": trainer.min_p or 0.0,
         "max_tokens": trainer.max_completion_length,
     }
-    extra = trainer.args.generation_kwargs or {}
+    extra: dict[str, Any] = trainer.args.generation_kwargs or {}
     if unknown := sorted(set(extra) - _KNOWN):
         raise ValueError(
             f"rollouts know no generation_kwargs {', '.join(unknown)}: leave them out of the GRPOConfig; known are"
@@ -39,7 +39,7 @@ def sampling_of(trainer: Any) -> Sampling:
 
 
 @contextmanager
-def generator_of(trainer: Any, version: int) -> Iterator[Generator]:
+def generator_of(trainer: Any, version: int) -> Yields[Generator]:
     """Gives the generator for one call of the rollout function, with the trainer's present weights.
 
     Args:
@@ -68,7 +68,7 @@ def _servers(trainer: Any, version: int) -> Generator:
 
 
 @contextmanager
-def _colocated(trainer: Any, version: int) -> Iterator[Generator]:
+def _colocated(trainer: Any, version: int) -> Yields[Generator]:
     if trainer.vllm_tensor_parallel_size > 1:
         raise ValueError(
             "colocated vLLM with tensor parallelism needs all ranks to generate in step, which rollouts do not: set"
@@ -91,13 +91,13 @@ def _colocated(trainer: Any, version: int) -> Iterator[Generator]:
 
 
 @contextmanager
-def _own_model(trainer: Any, version: int) -> Iterator[Generator]:
+def _own_model(trainer: Any, version: int) -> Yields[Generator]:
     if trainer.is_fsdp_enabled or (trainer.is_deepspeed_enabled and not trainer.args.ds3_gather_for_generation):
         raise ValueError(
             "a sharded model generates on all ranks in step, which rollouts do not: set use_vllm=True, or with"
             " DeepSpeed ds3_gather_for_generation=True"
         )
-    from trl.models import unwrap_model_for_generation
+    from trl.models.utils import unwrap_model_for_generation  # pyright: ignore[reportUnknownVariableType]
 
     from gymhost.rollout.generators import TransformersGenerator
 
@@ -106,5 +106,5 @@ def _own_model(trainer: Any, version: int) -> Iterator[Generator]:
         trainer.accelerator,
         gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
         gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
-    ) as model:
+    ) as model:  # pyright: ignore[reportUnknownVariableType]
         yield TransformersGenerator(model, policy_version=version)

@@ -7,6 +7,7 @@ them again.
 """
 
 import functools
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -30,12 +31,10 @@ def use_vllm_on_cpu() -> bool:
 
     if not current_platform.is_cpu():
         return False
-    from trl.generation import vllm_generation
-
-    if not isinstance(vllm_generation.LLM, functools.partial):
-        vllm_generation.LLM = functools.partial(vllm_generation.LLM, enforce_eager=True, dtype="float32")
-        generation = vllm_generation.VLLMGeneration
-        generation.sync_weights = _reloading(generation.sync_weights)
+    generation: Any = importlib.import_module("trl.generation.vllm_generation")
+    if not isinstance(generation.LLM, functools.partial):
+        generation.LLM = functools.partial(generation.LLM, enforce_eager=True, dtype="float32")
+        generation.VLLMGeneration.sync_weights = _reloading(generation.VLLMGeneration.sync_weights)
     return True
 
 

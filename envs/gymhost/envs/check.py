@@ -44,6 +44,7 @@ def check(
     report = Report(id)
     hosting = hosted(id)
     kwargs = kwargs or {}
+    before = checks.surroundings()
 
     def new() -> gymnasium.Env[Any, Any]:
         return make(id, **kwargs)
@@ -76,6 +77,7 @@ def check(
         report.findings += checks.leaks_nothing(new)
     with guarded("How it runs"):
         report.findings += checks.runs_as_registered(new, hosting)
+        report.findings += checks.keeps_surroundings(before, hosting)
     if remote_factory is not None:
         with guarded("Over the wire"):
             report.findings += checks.same_over_wire(new, lambda: remote_factory(id, kwargs))

@@ -31,10 +31,12 @@ from gymhost.wire import spaces, values
 
 _LEAK_EPISODES = 30
 _WARM_UP_EPISODES = 5
-_LEAK_SECONDS = 30.0
+_LEAK_SECONDS = 15.0
 _LEAK_BYTES = 16 * 1024
 _TIMED_STEPS = 200
-_TIMED_SECONDS = 10.0
+_TIMED_SECONDS = 5.0
+# In seconds. Steps below it can well share one thread.
+_LONG_STEP = 0.001
 
 Make = Callable[[], Env]
 
@@ -164,32 +166,39 @@ def leaks_nothing(make: Make) -> Iterator[Finding]:
         yield Finding("ok", f"Nothing leaks over {played} episodes")
 
 
+def surroundings() -> dict[str, Any]:
+    """Returns what belongs to the whole process, by name."""
+    return {"the working directory": Path.cwd(), "environment variables": dict(os.environ)}
+
+
+def keeps_surroundings(before: dict[str, Any], hosting: Hosting) -> Iterator[Finding]:
+    """Tells what of the process is no longer as it was before the environment was played."""
+    changed = [name for name, value in surroundings().items() if value != before[name]]
+    if changed and hosting.isolation != "process":
+        yield Finding(
+            "advice",
+            f"It changes {' and '.join(changed)} of its process",
+            'Register it with isolation="process", or other sessions of its worker are changed too.',
+        )
+
+
 def runs_as_registered(make: Make, hosting: Hosting) -> Iterator[Finding]:
     """Measures steps and says how the environment is best run."""
     with contextlib.closing(make()) as env:
-        surroundings = (Path.cwd(), dict(os.environ))
         timing = _time_steps(env, Player(env, 5))
-        disturbed = (Path.cwd(), dict(os.environ)) != surroundings
         inner = env.unwrapped
         has_coroutines = hasattr(inner, "areset") and hasattr(inner, "astep")
         waits = inner.is_async if isinstance(inner, ToolEnv) else has_coroutines
-    figures = (
-        f"a step takes {_milliseconds(timing.median)}, at most {_milliseconds(timing.slowest)}, "
-        f"and waits for {timing.waiting:.0%} of that"
-    )
-    if disturbed and hosting.isolation != "process":
-        yield Finding(
-            "advice",
-            "It changes the working directory or the environment variables of its process",
-            'Register it with isolation="process", or other sessions of its worker are changed too.',
-        )
+    figures = f"a step takes {_milliseconds(timing.median)}, at most {_milliseconds(timing.slowest)}"
+    if timing.median > _LONG_STEP:
+        figures += f", and waits for {timing.waiting:.0%} of that"
     if hosting.mode == "async" and not has_coroutines:
         yield Finding("error", 'It is registered with mode="async" but has no coroutines', "Define areset and astep.")
         return
-    blocking = timing.slowest > 0.01 or (timing.waiting > 0.5 and timing.median > 0.001)
+    blocking = timing.slowest > 10 * _LONG_STEP or (timing.waiting > 0.5 and timing.median > _LONG_STEP)
     if waits:
         fitting = "async"
-    elif timing.slowest < 0.002:
+    elif timing.slowest < _LONG_STEP:
         fitting = "inline"
     else:
         fitting = "thread"

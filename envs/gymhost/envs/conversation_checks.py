@@ -78,7 +78,7 @@ def _tasks(env: ToolEnv) -> Iterator[Finding]:
             continue
         for task in {0, 0 if tasks.size is None else tasks.size - 1}:
             env.reset(seed=0, options={"split": name, "task": task})
-    heads = {name: [tasks[i] for i in range(min(50, tasks.size or 50))] for name, tasks in env.splits.items()}
+    heads = {name: list(itertools.islice(tasks, 50)) for name, tasks in env.splits.items()}
     for (one, tasks), (other, others) in itertools.combinations(heads.items(), 2):
         if any(task in others for task in tasks):
             yield Finding("advice", f"The splits {one!r} and {other!r} share tasks", "No task to train on can test.")

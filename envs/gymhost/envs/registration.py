@@ -153,7 +153,7 @@ def load(modules: Iterable[str] = ()) -> list[Problem]:
     for module in modules:
         try:
             importlib.import_module(module)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it is raised on
             raise ImportError(
                 f"can't import the environments of {module!r}: {type(error).__name__}: {error}"
             ) from error.with_traceback(_in_module(error.__traceback__))

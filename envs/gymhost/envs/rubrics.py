@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast, overload
 
+import numpy as np
+
 _MARK = "__gymhost_rubric__"
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -78,7 +80,8 @@ def rubric(
 
 def marked_rubric(attribute: object) -> Rubric | None:
     """Returns the rubric that an attribute of a class is, or None."""
-    return getattr(attribute, _MARK, None)
+    # A static method, which no rubric can be, must fail when it scores, not go unseen.
+    return getattr(getattr(attribute, "__func__", attribute), _MARK, None)
 
 
 @dataclass(slots=True)
@@ -126,7 +129,7 @@ async def score(rubrics: list[Rubric], environment: object) -> Scores:
 def _problem(item: Rubric, value: object) -> str | None:
     """Returns why a value is no score, or None."""
     # numpy.bool_ is no number to Python.
-    if not isinstance(value, numbers.Real) and type(value).__name__ not in ("bool", "bool_"):
+    if not isinstance(value, (numbers.Real, np.bool_)):
         return f"rubric {item.name!r} returned {type(value).__name__}, not a number"
     number = float(cast(float, value))
     if not math.isfinite(number):

@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast, get_type_hints, overload
+from typing import Any, TypeVar, get_type_hints, overload
 
 import pydantic
 import pydantic_core
@@ -64,8 +64,13 @@ def tool(
 
 def marked_name(attribute: object) -> str | None:
     """Returns the name of the tool that an attribute of a class is, or None."""
-    mark = getattr(attribute, _MARK, None)
+    mark = _mark(attribute)
     return None if mark is None else mark[0]
+
+
+def _mark(attribute: object) -> tuple[str, str | None] | None:
+    """Returns what `@tool` left; static and class methods are looked into, since they hide it."""
+    return getattr(getattr(attribute, "__func__", attribute), _MARK, None)
 
 
 class Tool:
@@ -73,13 +78,15 @@ class Tool:
 
     __slots__ = ("_arguments", "_fields", "_function", "spec")
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        """Reads a method marked with `@tool`.
+    def __init__(self, function: object) -> None:
+        """Reads what is marked with `@tool`.
 
         Raises:
             TypeError: The method can't be a tool; the message says what to mend.
         """
-        name, description = cast(tuple[str, str | None], getattr(function, _MARK))
+        name, description = _mark(function) or ("", None)
+        if not inspect.isfunction(function):
+            raise TypeError(f"tool {name!r}: a tool is a plain method, not a {type(function).__name__}")
         if not _NAME.fullmatch(name):
             raise TypeError(f"tool {name!r}: a name has 1 to 64 letters, digits, '_' or '-'")
         summary, documented = parse_docstring(inspect.getdoc(function) or "")

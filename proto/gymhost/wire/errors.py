@@ -105,9 +105,7 @@ class Error(Exception):
         return _restore, (type(self), self.message, self.exception, self.traceback, self.limit, self.last_sequence)
 
 
-def _restore(
-    cls: type[Error], message: str, exception: str, traceback: str, limit: str, last_sequence: int
-) -> Error:
+def _restore(cls: type[Error], message: str, exception: str, traceback: str, limit: str, last_sequence: int) -> Error:
     return cls(message, exception=exception, traceback=traceback, limit=limit, last_sequence=last_sequence)
 
 

@@ -105,7 +105,7 @@ class ServerConfig:
             if key not in known:
                 raise InvalidArgument(f"no setting {key!r}; there are {', '.join(sorted(known))}")
             default = known[key].default
-            wanted: type = type(default) if default is not dataclasses.MISSING else dict
+            wanted = cast(type[Any], dict if default is dataclasses.MISSING else type(default))
             if wanted is tuple and isinstance(value, list):
                 value = tuple(cast(list[Any], value))
             elif wanted is float and type(value) is int:

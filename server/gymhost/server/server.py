@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import secrets
 import signal
 import sys
@@ -12,9 +13,9 @@ import grpc.aio
 import uvloop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1 import health as health_v1
-from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection
 
+from gymhost.server.addresses import ensure_free
 from gymhost.server.config import ServerConfig
 from gymhost.server.front.identity import Identities
 from gymhost.server.front.service import Service
@@ -24,6 +25,9 @@ from gymhost.server.front.workers import Worker, WorkerPool
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.v1 import environments_pb2_grpc as rpc
 from gymhost.wire import errors, limits
+
+# gRPC's asyncio health service, which has no types of its own.
+health: Any = health_v1.aio  # pyright: ignore[reportAttributeAccessIssue]
 
 log = logging.getLogger("gymhost.server")
 
@@ -44,7 +48,7 @@ class Server:
         self._table = SessionTable(config, self._pool)
         self._streams = Streams(config, self._table, secrets.token_hex(16))
         self._grpc: Any = None
-        self._health = health.HealthServicer()
+        self._health: Any = health.HealthServicer()
         self._sweep: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -53,6 +57,7 @@ class Server:
         Raises:
             ServerUnavailable: A worker could not start, or the address is taken.
         """
+        ensure_free(self.config.address)
         try:
             await self._pool.start()
             self._listen()
@@ -72,7 +77,7 @@ class Server:
             Identities(self.config.tokens), self._table, self._pool, self._streams, self.config.queue_timeout
         )
         rpc.add_EnvironmentServiceServicer_to_server(service, self._grpc)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)  # pyright: ignore[reportUnknownMemberType]
         names = (SERVICE, health_v1.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._grpc)
         try:
@@ -100,6 +105,12 @@ class Server:
         await asyncio.sleep(0.05)  # for the notices to leave; streams end by themselves only when clients do
         await self._grpc.stop(0.2)
         await self._pool.stop(self.config.grace + 5.0)
+
+    def abort(self) -> None:
+        """Ends the workers without any grace, for a process that ends now."""
+        for worker in self._pool.workers.values():
+            if worker.pid:
+                worker.kill("the server was stopped at once")
 
     # -- WorkerEvents --------------------------------------------------------------------------------------------------
 
@@ -153,18 +164,30 @@ def run(
     Raises:
         ServerUnavailable: The server could not start.
     """
-    logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.basicConfig(
+        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+    )
     uvloop.run(_run(config, on_ready, parent_fd))
 
 
 async def _run(config: ServerConfig, on_ready: Callable[[Server], None] | None, parent_fd: int | None) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
+    server = Server(config)
+    came: set[int] = set()
+
+    def on_signal(number: int) -> None:
+        """The first signal stops with grace; the same one again at once."""
+        if number in came:
+            server.abort()
+            os._exit(128 + number)
+        came.add(number)
+        stop.set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, _on_signal, loop, stop, number)
+        loop.add_signal_handler(number, on_signal, number)
     if parent_fd is not None:
         loop.add_reader(parent_fd, stop.set)
-    server = Server(config)
     starting = loop.create_task(server.start())
     stopping = loop.create_task(stop.wait())
     await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -179,9 +202,3 @@ async def _run(config: ServerConfig, on_ready: Callable[[Server], None] | None, 
     await stopping
     log.info("stopping")
     await server.stop()
-
-
-def _on_signal(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, number: int) -> None:
-    """The first signal stops with grace; a second one at once, as a signal that nobody handles would."""
-    stop.set()
-    loop.remove_signal_handler(number)

@@ -109,7 +109,11 @@ class VllmEngineGenerator:
             raise
 
     async def update_weights(self, version: int, apply: Callable[[], None]) -> None:
-        """Changes the weights between two steps, while requests may be in flight; these go on and are marked as mixed.
+        """Changes the weights between two steps, while requests may be in flight.
+
+        These go on from their tokens, whose keys and values are computed anew, and are marked as mixed. Which version
+        sampled which token is exact if the engine core runs in this process (VLLM_ENABLE_V1_MULTIPROCESSING=0, which
+        TRL's colocated mode implies); one in another process may be a few tokens ahead of what is known here.
 
         Args:
             version: The version of the new weights.
@@ -122,8 +126,9 @@ class VllmEngineGenerator:
             error: Exception | None = None
             try:
                 apply()
-                # Blocks that older weights filled must serve no new request.
-                self._engine.reset_prefix_cache()
+                # Blocks that older weights filled must serve no request any more, those in flight included.
+                if not self._engine.reset_prefix_cache(reset_running_requests=True):
+                    raise GeneratorError("vLLM did not reset its prefix cache")
                 self._stamp(version)
                 self._version = version
             except Exception as raised:  # noqa: BLE001 - it is raised where the change is awaited

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import grpc.aio
@@ -67,7 +67,7 @@ class Service(rpc.EnvironmentServiceServicer):
         self._queue_timeout = queue_timeout
 
     @contextlib.asynccontextmanager
-    async def _caller(self, context: Context) -> AsyncIterator[str]:
+    async def _caller(self, context: Context) -> AsyncGenerator[str, None]:
         """Yields the caller's identity; an exception within ends the call with its status."""
         try:
             yield self._identities.of(context.invocation_metadata())  # pyright: ignore[reportArgumentType]
@@ -81,7 +81,9 @@ class Service(rpc.EnvironmentServiceServicer):
             trailing = ((CODE_KEY, str(code)), (ERROR_KEY, message.SerializeToString()))
             await context.abort(_STATUS[error.status], error.message[:1000], trailing)
 
-    async def Interact(self, request_iterator: Any, context: Context) -> None:  # noqa: N802
+    async def Interact(  # noqa: N802 # pyright: ignore[reportIncompatibleMethodOverride] - it writes instead of yielding
+        self, request_iterator: Any, context: Context
+    ) -> None:
         """Serves a stream."""
         async with self._caller(context) as identity:
             await self._streams.serve(identity, context)

@@ -112,9 +112,7 @@ class SessionTable:
         else:
             self._answered.append((asyncio.get_running_loop().time(), key))
 
-    async def _create(
-        self, identity: str, request: pb.CreateSessionRequest, limit: float
-    ) -> tuple[Session, bytes]:
+    async def _create(self, identity: str, request: pb.CreateSessionRequest, limit: float) -> tuple[Session, bytes]:
         info = self._pool.catalog.get(request.environment_id)
         if info is None:
             raise unknown_environment(request.environment_id, self._pool)

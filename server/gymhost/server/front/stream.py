@@ -300,7 +300,9 @@ class Streams:
         """Answers a command for a lane that is not this stream's, or of a kind that is not known."""
         kind = command.kind
         if kind in pb.CommandKind.values() and command.lane:
-            error: errors.Error = errors.UnknownSession("this lane is not attached to the stream: attach its session first")
+            error: errors.Error = errors.UnknownSession(
+                "this lane is not attached to the stream: attach its session first"
+            )
         else:
             error = errors.Unimplemented(f"this server does not know commands of kind {kind} on lane {command.lane}")
         stream.fail(command.lane, command.sequence, error)

@@ -126,6 +126,11 @@ class Worker(asyncio.Protocol):
     async def stop(self, limit: float) -> None:
         """Closes the link, upon which the worker closes its environments and ends; kills it after a time."""
         self.closing = True
+        if not self._tasks:
+            # Its start was broken off before there was a link.
+            if self.pid:
+                self.kill("its start was broken off")
+            return
         self._transport.close()
         try:
             await asyncio.wait_for(self._process.wait(), limit)
@@ -424,5 +429,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-

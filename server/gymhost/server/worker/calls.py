@@ -34,8 +34,8 @@ class Call(NamedTuple):
 
 def _reset_arguments(payload: bytes, defaults: Defaults) -> dict[str, Any]:
     command = pb.ResetCommand.FromString(payload)
-    options: Any = values.decode(command.options) if command.HasField("options") else None
-    if options is not None and not isinstance(options, dict):
+    options: dict[str, Any] | None = values.decode(command.options) if command.HasField("options") else None
+    if options is not None and type(options) is not dict:
         raise errors.InvalidArgument(f"options must be a dict or None, not {type(options).__name__}")
     if defaults:
         options = {**defaults, **(options or {})}
@@ -105,23 +105,44 @@ def _encode(value: Any, into: Any, what: str) -> None:
 
 
 def _kind(value: Any) -> str:
-    return f"a tuple of {len(value)}" if type(value) is tuple else type(value).__name__
+    return f"a tuple of {len(value)}" if type(value) is tuple else type(value).__name__  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _reset(env: Environment, given: dict[str, Any]) -> Any:
+    return env.reset(**given)
+
+
+def _areset(env: Any, given: dict[str, Any]) -> Awaitable[Any]:
+    return env.areset(**given)
+
+
+def _step(env: Environment, action: Any) -> Any:
+    return env.step(action)
+
+
+def _astep(env: Any, action: Any) -> Awaitable[Any]:
+    return env.astep(action)
+
+
+def _step_result(returned: Any) -> bytes:
+    return _step_message(returned).SerializeToString()
+
+
+def _tool_result(returned: Any) -> bytes:
+    return pb.CallToolResult(result=_step_message(returned)).SerializeToString()
+
+
+def _nothing(payload: bytes, defaults: Defaults) -> None:
+    return None
+
+
+def _render(env: Environment, nothing: None) -> Any:
+    return env.render()
 
 
 CALLS: dict[int, Call] = {
-    pb.COMMAND_KIND_RESET: Call(
-        "reset", _reset_arguments, lambda env, given: env.reset(**given), lambda env, given: env.areset(**given),
-        _reset_result,
-    ),
-    pb.COMMAND_KIND_STEP: Call(
-        "step", _step_action, lambda env, action: env.step(action), lambda env, action: env.astep(action),
-        lambda returned: _step_message(returned).SerializeToString(),
-    ),
-    pb.COMMAND_KIND_CALL_TOOL: Call(
-        "step", _tool_action, lambda env, action: env.step(action), lambda env, action: env.astep(action),
-        lambda returned: pb.CallToolResult(result=_step_message(returned)).SerializeToString(),
-    ),
-    pb.COMMAND_KIND_RENDER: Call(
-        "step", lambda payload, defaults: None, lambda env, _: env.render(), None, _render_result,
-    ),
-}  # fmt: skip
+    pb.COMMAND_KIND_RESET: Call("reset", _reset_arguments, _reset, _areset, _reset_result),
+    pb.COMMAND_KIND_STEP: Call("step", _step_action, _step, _astep, _step_result),
+    pb.COMMAND_KIND_CALL_TOOL: Call("step", _tool_action, _step, _astep, _tool_result),
+    pb.COMMAND_KIND_RENDER: Call("step", _nothing, _render, None, _render_result),
+}

@@ -24,9 +24,10 @@ def catalog(problems: list[registration.Problem]) -> pb.ListEnvironmentsResponse
 def import_fault(error: ImportError) -> errors.EnvironmentFault:
     """Tells of a module that could not be imported, with the traceback of the module's own code."""
     cause = error.__cause__ or error
-    return errors.EnvironmentFault(
-        str(error), exception=type(cause).__qualname__, traceback="".join(traceback.format_exception(cause))
-    )
+    # A module that is not there has none, and the message says so already.
+    tells_more = cause.__traceback__ is not None or isinstance(cause, SyntaxError)
+    trace = "".join(traceback.format_exception(cause)) if tells_more else ""
+    return errors.EnvironmentFault(str(error), exception=type(cause).__qualname__, traceback=trace)
 
 
 def describe(request: pb.GetEnvironmentRequest) -> pb.GetEnvironmentResponse:
@@ -83,4 +84,3 @@ def _info(registered: registration.Registered) -> pb.EnvironmentInfo:
 
 def _tool(tool: Any) -> pb.ToolSpec:
     return pb.ToolSpec(name=tool.name, description=tool.description, parameters_json=json.dumps(tool.parameters))
-

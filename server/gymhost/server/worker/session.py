@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import gymnasium
 from google.protobuf.message import DecodeError as ProtobufDecodeError
@@ -237,15 +237,15 @@ class ThreadSession(Session):
         current_session.set(self)
         post, take = self.host.post, self._queue.get
         while (item := take()) is not None:
-            if isinstance(item, tuple):
-                post(self._finished, self.execute(*item))
-            else:
+            if callable(item):
                 error: BaseException | None = None
                 try:
                     item()
-                except BaseException as raised:  # noqa: BLE001
+                except BaseException as raised:  # noqa: BLE001 - SystemExit too
                     error = raised
                 post(self._called, error)
+            else:
+                post(self._finished, self.execute(*item))
 
     def _finished(self, result: tuple[int, bytes]) -> None:
         if self.host.unwatch(self):
@@ -296,13 +296,19 @@ class AsyncSession(Session):
         def make_async() -> None:
             self.make(kwargs)
             # Gymnasium's wrappers hide coroutines. What keeps the order of calls may go, what changes results may not.
-            while isinstance(self.env, OrderEnforcing):
-                self.env = self.env.env
+            env: Any = self.env
+            while isinstance(env, OrderEnforcing):
+                env = cast(Any, env).env
+            self.env = env
             if not (hasattr(self.env, "areset") and hasattr(self.env, "astep")):
                 wrapped = isinstance(self.env, gymnasium.Wrapper)
                 raise errors.InvalidArgument(
                     f"{self.environment_id} is registered with mode='async' but "
-                    + (f"{type(self.env).__name__} wraps its coroutines" if wrapped else "has no coroutines areset and astep")
+                    + (
+                        f"{type(self.env).__name__} wraps its coroutines"
+                        if wrapped
+                        else "has no coroutines areset and astep"
+                    )
                 )
 
         self._call("reset", self.hosting.reset_timeout, make_async, done)

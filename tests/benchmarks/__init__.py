@@ -1,0 +1,1 @@
+"""Throughput of hosted environments, compared with bare gRPC and with peers: `python -m tests.benchmarks`."""

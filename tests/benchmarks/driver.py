@@ -1,0 +1,159 @@
+"""W1, the workload, and the drivers that play it in a contender's client process.
+
+A text environment answers each text of 200 characters with the same text; an episode has 10 steps. N sessions play
+episode after episode, each waiting for its reply before it sends again. Only steps that end within the window are
+counted; resets cost wall time. The standard library alone is needed, since peers run this in environments of their own.
+"""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+EPISODE = 10
+TEXT = ("move the red block onto the blue one, then look at the table; " * 4)[:200]
+WARM_UP = 0.5
+
+# Sessions are opened in groups of this size, so that no queue of connections overflows.
+_AT_ONCE = 64
+
+_clock = time.perf_counter
+
+
+class EchoEpisode:
+    """The environment, free of any host's interface."""
+
+    def __init__(self) -> None:
+        self._step = 0
+
+    def reset(self) -> str:
+        self._step = 0
+        return "ready"
+
+    def step(self, text: str) -> tuple[str, float, bool]:
+        self._step += 1
+        return text, 1.0, self._step >= EPISODE
+
+
+class AsyncSession(Protocol):
+    """What a contender with an async client gives the driver."""
+
+    async def reset(self) -> None: ...
+
+    async def step(self, text: str, /) -> tuple[str, float, bool]: ...
+
+    async def close(self) -> None: ...
+
+
+class ThreadSession(Protocol):
+    """What a contender with a blocking client gives the driver."""
+
+    def reset(self) -> None: ...
+
+    def step(self, text: str, /) -> tuple[str, float, bool]: ...
+
+    def close(self) -> None: ...
+
+
+async def drive(open_session: Callable[[int], Awaitable[AsyncSession]], n: int, seconds: float) -> None:
+    """Plays n sessions at once on this event loop, and prints what `_report` says."""
+    sessions: list[AsyncSession] = []
+    for first in range(0, n, _AT_ONCE):
+        group = range(first, min(n, first + _AT_ONCE))
+        sessions += await asyncio.gather(*(open_session(i) for i in group))
+    latencies: list[float] = []
+    begin = _clock() + WARM_UP
+    end = begin + seconds
+
+    async def play(session: AsyncSession) -> None:
+        text = TEXT
+        while _clock() < end:
+            await session.reset()
+            done = False
+            while not done:
+                started = _clock()
+                if started >= end:
+                    return
+                text, _, done = await session.step(TEXT)
+                now = _clock()
+                if begin <= now <= end:
+                    latencies.append(now - started)
+            _check(text)
+
+    tasks = [asyncio.create_task(play(session)) for session in sessions]
+    await asyncio.sleep(begin - _clock())
+    _mark("begin")
+    await asyncio.sleep(end - _clock())
+    _mark("end")
+    await asyncio.gather(*tasks)
+    _report(latencies, seconds)
+    await asyncio.gather(*(session.close() for session in sessions))
+
+
+def drive_threads(open_session: Callable[[int], ThreadSession], n: int, seconds: float) -> None:
+    """The same for a blocking client: a thread a session."""
+    sessions = [open_session(i) for i in range(n)]
+    latencies: list[list[float]] = [[] for _ in sessions]
+    begin = _clock() + WARM_UP
+    end = begin + seconds
+    failures: list[BaseException] = []
+
+    def play(session: ThreadSession, mine: list[float]) -> None:
+        text = TEXT
+        while _clock() < end:
+            session.reset()
+            done = False
+            while not done:
+                started = _clock()
+                if started >= end:
+                    return
+                text, _, done = session.step(TEXT)
+                now = _clock()
+                if begin <= now <= end:
+                    mine.append(now - started)
+            _check(text)
+
+    def play_or_fail(session: ThreadSession, mine: list[float]) -> None:
+        try:
+            play(session, mine)
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    threads = [threading.Thread(target=play_or_fail, args=pair) for pair in zip(sessions, latencies, strict=True)]
+    for thread in threads:
+        thread.start()
+    time.sleep(max(0.0, begin - _clock()))
+    _mark("begin")
+    time.sleep(max(0.0, end - _clock()))
+    _mark("end")
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    _report([latency for mine in latencies for latency in mine], seconds)
+    for session in sessions:
+        session.close()
+
+
+def _check(text: str) -> None:
+    if text != TEXT:
+        raise ValueError(f"the environment answered {text[:50]!r}... to another text")
+
+
+def _mark(name: str) -> None:
+    """Tells the runner where in the run this client is: it looks at what processes have used."""
+    print(name, flush=True)
+
+
+def _report(latencies: list[float], seconds: float) -> None:
+    latencies.sort()
+    count = len(latencies)
+
+    def quantile(q: float) -> float | None:
+        return latencies[min(count - 1, int(q * count))] * 1e6 if count else None
+
+    result = {"steps": count, "steps_per_second": count / seconds, "p50_us": quantile(0.5), "p99_us": quantile(0.99)}
+    print(json.dumps(result), flush=True)

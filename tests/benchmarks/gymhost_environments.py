@@ -1,0 +1,28 @@
+"""The environment of W1 behind Gymnasium's API, for `gymhost serve tests.benchmarks.gymhost_environments`."""
+
+from typing import Any
+
+import gymnasium
+from tests.benchmarks.driver import EchoEpisode
+
+from gymhost.envs import register
+from gymhost.wire.chat_spaces import FreeText
+
+
+class Echo(gymnasium.Env[str, str]):
+    observation_space = FreeText()
+    action_space = FreeText()
+
+    def __init__(self) -> None:
+        self._episode = EchoEpisode()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        return self._episode.reset(), {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        observation, reward, terminated = self._episode.step(action)
+        return observation, reward, terminated, False, {}
+
+
+register("benchmarks/Echo-v0", Echo, mode="inline")
+register("benchmarks/EchoThread-v0", Echo, mode="thread")

@@ -1,0 +1,46 @@
+"""What a benchmark ran on."""
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.contenders import PEERS, python
+
+_OURS = ("gymhost", "grpcio", "protobuf", "uvloop", "gymnasium")
+_THEIRS = {"openenv": ("openenv", "fastapi", "uvicorn", "websockets", "uvloop")}
+_ASK = (
+    "import json, sys; from importlib.metadata import version; print(json.dumps({n: version(n) for n in sys.argv[1:]}))"
+)
+
+
+def describe(peers: Iterable[str]) -> dict[str, Any]:
+    """The machine, the versions of all that takes part, and how loaded the machine is before it begins."""
+    models = [line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")]
+    return {
+        "kind": "machine",
+        "cores": len(os.sched_getaffinity(0)),
+        "cpu": models[0] if models else platform.machine(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "versions": {name: metadata.version(name) for name in _OURS},
+        "peers": {peer: _versions(peer) for peer in PEERS if peer in peers},
+        "load": os.getloadavg()[0],
+    }
+
+
+def _cpuinfo() -> list[str]:
+    return Path("/proc/cpuinfo").read_text().splitlines()
+
+
+def _versions(peer: str) -> dict[str, str]:
+    """What is installed of a peer; nothing where it could not be installed."""
+    try:
+        command = [python(peer), "-c", _ASK, *_THEIRS[peer]]
+        return json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout)
+    except (OSError, subprocess.SubprocessError):
+        return {}

@@ -1,0 +1,98 @@
+"""What the command says of itself, and how it ends when it was called wrongly."""
+
+import dataclasses
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from support.command import environment, gymhost
+
+from gymhost.cli.app import COMMANDS
+from gymhost.cli.app import gymhost as command
+from gymhost.server.config import ServerConfig
+
+# Settings that are no option of their own name.
+OTHERWISE = {"modules": "[MODULES]", "paths": "--app-dir", "tokens": "--token-file"}
+
+
+def test_help_lists_every_command_with_the_words_of_its_own_help():
+    said = gymhost("--help")
+    assert said.returncode == 0
+    with click.Context(command) as context:
+        for name in COMMANDS:
+            found = command.get_command(context, name)
+            assert found is not None
+            assert f"  {name} " in said.stdout
+            assert COMMANDS[name][1].split(":")[0].split(".")[0] in f"{found.help} {said.stdout}"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_is_explained(name: str):
+    said = gymhost(name, "--help")
+    assert said.returncode == 0
+    text = " ".join(said.stdout.split())
+    with click.Context(command) as context:
+        found = command.get_command(context, name)
+        assert found is not None
+        for option in found.params:
+            if isinstance(option, click.Option):
+                assert option.help
+                assert option.opts[0] in text
+                assert option.help in text
+
+
+def test_every_setting_of_the_server_is_an_option_with_its_default():
+    text = " ".join(gymhost("serve", "--help").stdout.split())
+    for field in dataclasses.fields(ServerConfig):
+        assert OTHERWISE.get(field.name, f"--{field.name.replace('_', '-')} ") in text, field.name
+    for default in ("127.0.0.1:50051", "32768", "64MiB", "120", "15", "10", "60", "30", "info"):
+        assert f"[default: {default}" in text
+
+
+def test_version():
+    version = importlib.metadata.version("gymhost")
+    assert gymhost("--version").stdout == f"gymhost {version}\n"
+    lines = gymhost("version").stdout.splitlines()
+    assert lines[0] == f"gymhost {version}"
+    assert f"grpcio {importlib.metadata.version('grpcio')}" in lines
+
+
+def test_the_installed_command_is_the_same():
+    installed = Path(sys.executable).parent / "gymhost"
+    said = subprocess.run([installed, "--help"], check=True, capture_output=True, text=True, env=environment())
+    assert said.stdout == gymhost("--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nonsense",), "No such command 'nonsense'"),
+        (("serve", "--nonsense"), "No such option"),
+        (("serve", "--max-payload", "much"), "'much' is no size: write 64MiB"),
+        (("serve", "--workers", "some"), "'some' is not a valid integer"),
+        (("serve", "--config", "not_there.toml"), "does not exist"),
+        (("check", "some/Env-v0", "--kwargs", "size"), "neither a JSON object nor KEY=VALUE"),
+        (("check", "some/Env-v0", "--kwargs", "{size"), "no JSON object"),
+        (("envs", "--server", "127.0.0.1:1", "--module", "m"), "leave --server out"),
+    ],
+)
+def test_a_wrong_call_ends_with_2_and_says_what_is_wrong(arguments: tuple[str, ...], message: str):
+    said = gymhost(*arguments)
+    assert said.returncode == 2
+    assert message in said.stderr
+    assert "Traceback" not in said.stderr
+
+
+@pytest.mark.parametrize("arguments", [("serve",), ("envs",), ("check", "gymhost/Echo-v0")])
+def test_a_missing_extra_is_named(arguments: tuple[str, ...]):
+    code = "import sys; sys.modules['grpc_reflection'] = None; from gymhost.cli import main; main()"
+    said = subprocess.run(
+        [sys.executable, "-c", code, *arguments], check=False, capture_output=True, text=True, env=environment()
+    )
+    assert said.returncode == 1
+    assert f"gymhost: gymhost {arguments[0]} " in said.stderr
+    assert "needs the extra 'server': pip install 'gymhost[server]'" in said.stderr
+    assert "Traceback" not in said.stderr

@@ -1,0 +1,321 @@
+"""`gymhost serve`: it starts, says so, lets in whom it should, and leaves nothing behind."""
+
+import asyncio
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from support.command import gymhost, serving
+from support.server import alive, until
+
+from gymhost.cli.app import gymhost as command
+from gymhost.client import connect, make
+from gymhost.server import server
+from gymhost.server.config import ServerConfig
+
+STUCK = """
+import time
+
+import gymnasium
+
+from gymhost.envs import register
+from gymhost.wire.chat_spaces import FreeText
+
+
+class Stuck(gymnasium.Env):
+    observation_space = action_space = FreeText()
+
+    def reset(self, *, seed=None, options=None):
+        return "", {}
+
+    def step(self, action):
+        print("the step has begun")
+        time.sleep(600)
+
+
+register("test/Stuck-v0", Stuck)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_and_nothing_is_left(number: int, tmp_path: Path):
+    path = tmp_path / "socket"
+    with serving(address=f"unix:{path}") as running:
+        env = make("CartPole-v1", server=running.address)
+        env.reset(seed=0)
+        env.step(0)
+        env.close()
+        assert path.is_socket()
+        assert running.workers
+        assert running.end(number) == 0
+        assert [pid for pid in running.workers if alive(pid)] == []
+        assert not path.exists()
+        assert "Traceback" not in running.stderr.read()
+
+
+def test_a_signal_frees_the_port():
+    with serving() as running:
+        assert running.end(signal.SIGTERM) == 0
+        host, _, port = running.address.rpartition(":")
+        with socket.create_server((host, int(port))):
+            pass
+
+
+async def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path):
+    (tmp_path / "stuck.py").write_text(STUCK)
+    with serving("stuck", "--grace", "600", cwd=tmp_path) as running:
+        async with connect(running.address, reconnect_timeout=1.0) as host, host.session("test/Stuck-v0") as session:
+            await session.reset()
+            step = session.step("")
+            waiting = asyncio_task(step)
+            read_until(running.stderr, "the step has begun")
+            running.process.send_signal(signal.SIGINT)
+            read_until(running.stderr, "stopping")
+            assert running.process.poll() is None
+            assert running.end(signal.SIGINT) == 128 + signal.SIGINT
+            await until(lambda: not any(alive(pid) for pid in running.workers))
+            assert "Traceback" not in running.stderr.read()
+            waiting.cancel()
+
+
+def test_it_says_how_to_connect():
+    with serving() as running:
+        assert "1 worker;" in running.line
+        assert "no token is needed" in running.line
+        assert f'gymhost.client.connect("{running.address}")' in running.line
+
+
+def test_modules_are_found_in_the_current_folder_first_then_in_app_dirs(tmp_path: Path):
+    for folder in ("here", "there"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "of_both.py").write_text(
+            f"from gymhost.envs import register\nregister('test/{folder}-v0', 'gymhost.envs.shelf.echo:Echo')\n"
+        )
+    (tmp_path / "there" / "of_there.py").write_text(
+        "from gymhost.envs import register\nregister('test/more-v0', 'gymhost.envs.shelf.echo:Echo')\n"
+    )
+    with serving("of_both", "of_there", "--app-dir", "../there", cwd=tmp_path / "here") as running:
+        listed = gymhost("envs", "test/", "--server", running.address).stdout
+    assert "test/here-v0" in listed
+    assert "test/there-v0" not in listed
+    assert "test/more-v0" in listed
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+
+OPTIONS = """
+some_module other_module --address 127.0.0.1:7000 --workers 3 --app-dir there --token-file tokens --insecure
+--capacity 10 --queue-timeout 1.5 --lease 50 --heartbeat 7 --max-payload 2MiB --grace 4 --worker-liveness 9
+--log-level debug
+"""
+FILE = """
+modules = ["some_module", "other_module"]
+address = "127.0.0.1:7000"
+workers = 3
+paths = ["there"]
+insecure = true
+capacity = 10
+queue_timeout = 1.5
+lease = 50
+heartbeat = 7
+max_payload = "2MiB"
+grace = 4
+worker_liveness = 9
+log_level = "debug"
+
+[tokens]
+"first token==" = "alice"
+second = "default"
+"""
+
+
+@pytest.fixture
+def configure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Returns a function that tells the configuration that `gymhost serve` would run with, in a folder with files."""
+    (tmp_path / "there").mkdir()
+    (tmp_path / "server.toml").write_text(FILE)
+    (tmp_path / "tokens").write_text("# who may come in\nalice = first token==\n\nsecond\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GYMHOST_TOKEN", raising=False)
+    ran: list[ServerConfig] = []
+    monkeypatch.setattr(server, "run", lambda config, **_: ran.append(config))
+
+    def configuration(*arguments: str) -> ServerConfig:
+        result = CliRunner().invoke(command, ["serve", *arguments])
+        assert result.exit_code == 0, result.output
+        return ran.pop()
+
+    return configuration
+
+
+def test_a_file_says_the_same_as_options(configure: Any, tmp_path: Path):
+    from_file = configure("--config", "server.toml")
+    assert from_file == configure(*OPTIONS.split())
+    assert from_file == ServerConfig(
+        address="127.0.0.1:7000",
+        workers=3,
+        modules=("some_module", "other_module"),
+        paths=(str(tmp_path), str(tmp_path / "there")),
+        tokens={"first token==": "alice", "second": "default"},
+        insecure=True,
+        capacity=10,
+        queue_timeout=1.5,
+        lease=50.0,
+        heartbeat=7.0,
+        max_payload=2 * 2**20,
+        grace=4.0,
+        worker_liveness=9.0,
+        log_level="debug",
+    )
+
+
+def test_options_win_over_the_file(configure: Any):
+    both = configure("third", "--config", "server.toml", "--workers", "0", "--max-payload", "64MiB")
+    assert (both.modules, both.workers, both.max_payload) == (("third",), 0, 64 * 2**20)
+    assert (both.capacity, both.log_level) == (10, "debug")
+
+
+def test_folders_of_a_file_are_counted_from_the_file(configure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path / "there")
+    paths = configure("--config", "../server.toml").paths
+    assert paths == (str(tmp_path / "there"), str(tmp_path / "there"))
+
+
+def test_the_variable_gives_a_token(configure: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GYMHOST_TOKEN", "secret")
+    assert configure().tokens == {"secret": "default"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("wrokers = 2", "no setting 'wrokers'; there are address,"),
+        ("workers = '2'", "workers must be a whole number, not '2'"),
+        ("modules = [1]", "modules must be a list of texts, not"),
+        ("tokens = ['a']", "tokens must be a table of texts"),
+        ("capacity = 0", "capacity must be above 0, not 0"),
+        ("lease = 20", "lease (20 s) must be at least twice heartbeat (15 s)"),
+        ("address = 'everywhere'", "an address is HOST:PORT or unix:PATH, not 'everywhere'"),
+        ("log_level = 'loud'", "log_level must be one of debug, info, warning, error"),
+        ("workers =", "can't read"),
+    ],
+)
+def test_a_wrong_setting_is_named(text: str, message: str, tmp_path: Path):
+    (tmp_path / "server.toml").write_text(text)
+    said = gymhost("serve", "--config", "server.toml", cwd=tmp_path)
+    assert said.returncode == 1
+    assert message in said.stderr
+    assert "Traceback" not in said.stderr
+
+
+def test_debug_shows_the_traceback():
+    for said in (gymhost("--debug", "serve", "--lease", "1"), gymhost("serve", "--lease", "1", GYMHOST_DEBUG="1")):
+        assert said.returncode == 1
+        assert "Traceback" in said.stderr
+
+
+# -- tokens ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_token_is_asked_for(tmp_path: Path):
+    (tmp_path / "tokens").write_text("alice=first\nsecond\n")
+    with serving("--token-file", "tokens", cwd=tmp_path, GYMHOST_TOKEN="third") as running:
+        assert "a token is needed" in running.line
+        ask = ("envs", "gymhost/", "--server", running.address)
+        for refused in (gymhost(*ask), gymhost(*ask, "--token", "alice")):
+            assert refused.returncode == 1
+            assert "token" in refused.stderr
+            assert refused.stdout == ""
+        for let_in in (gymhost(*ask, "--token", "first"), gymhost(*ask, "--token", "second")):
+            assert "gymhost/Echo-v0" in let_in.stdout
+        assert "gymhost/Echo-v0" in gymhost(*ask, GYMHOST_TOKEN="third").stdout
+
+
+def test_a_new_token_is_told_once_and_lets_in():
+    with serving("--new-token") as running:
+        word, token = running.stderr.readline().split()
+        assert word == "token:"
+        assert token not in running.line
+        ask = ("envs", "gymhost/", "--server", running.address)
+        assert gymhost(*ask).returncode == 1
+        assert "gymhost/Echo-v0" in gymhost(*ask, "--token", token).stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("", "it has no token"), ("alice=", "line 1 is neither"), ("a=x\nb=x", "line 2 has the token of another name")],
+)
+def test_a_wrong_token_file_is_refused(text: str, message: str, tmp_path: Path):
+    (tmp_path / "tokens").write_text(text)
+    said = gymhost("serve", "--token-file", "tokens", cwd=tmp_path)
+    assert said.returncode == 2
+    assert message in said.stderr
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "example.org:50051"])
+def test_without_a_token_it_listens_on_loopback_only(address: str):
+    said = gymhost("serve", "--address", address)
+    assert said.returncode == 1
+    assert "can be reached from other machines: set a token" in said.stderr
+    assert "--insecure" in said.stderr
+
+
+# -- what keeps it from starting ---------------------------------------------------------------------------------------
+
+
+def test_a_taken_port_is_refused():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        said = gymhost("serve", "--address", address)
+    assert said.returncode == 1
+    assert said.stderr == f"gymhost: can't listen on {address}: Address already in use (--address)\n"
+
+
+def test_a_unix_socket_is_never_taken_from_a_server_that_lives(tmp_path: Path):
+    address = f"unix:{tmp_path / 'socket'}"
+    with serving(address=address):
+        said = gymhost("serve", "--address", address)
+        assert said.returncode == 1
+        assert f"can't listen on {address}: another server listens there" in said.stderr
+        assert "gymhost/Echo-v0" in gymhost("envs", "--server", address).stdout
+
+
+def test_a_unix_socket_that_was_left_behind_is_taken_over(tmp_path: Path):
+    address = f"unix:{tmp_path / 'socket'}"
+    with serving(address=address) as killed:
+        killed.end(signal.SIGKILL)
+        assert (tmp_path / "socket").exists()
+        with serving(address=address):
+            assert "gymhost/Echo-v0" in gymhost("envs", "--server", address).stdout
+
+
+def test_a_module_that_fails_is_shown_with_its_own_traceback(tmp_path: Path):
+    (tmp_path / "broken.py").write_text("def helper():\n    return 1 / 0\n\n\nhelper()\n")
+    said = gymhost("serve", "broken", "--address", "127.0.0.1:0", cwd=tmp_path)
+    assert said.returncode == 1
+    assert "can't import the environments of 'broken': ZeroDivisionError" in said.stderr
+    assert said.stderr.count("return 1 / 0") == 1
+    assert said.stderr.count('File "') == 2, "the lines of the module, and none of gymhost"
+
+
+def test_a_module_that_is_not_there_is_named():
+    said = gymhost("serve", "not_there", "--address", "127.0.0.1:0")
+    assert said.returncode == 1
+    assert "No module named 'not_there'" in said.stderr
+    assert "Traceback" not in said.stderr
+
+
+def read_until(stream: Any, words: str) -> None:
+    """Reads lines until one has the words; pytest's time limit bounds it."""
+    for line in stream:
+        if words in line:
+            return
+    raise AssertionError(f"the output ended without {words!r}")
+
+
+def asyncio_task(work: Any) -> Any:
+    """Starts a coroutine in the background."""
+    return asyncio.get_running_loop().create_task(work)

@@ -1,0 +1,160 @@
+"""RemoteEnv: a Gymnasium environment on a server, from any thread."""
+
+import concurrent.futures
+import copy
+import gc
+import pickle
+import threading
+
+import gymnasium
+import numpy as np
+import pytest
+from support.server import ServerProcess, children, until
+
+from gymhost.client import EnvironmentFault, SessionClosed, UnknownEnvironment, connect, make
+
+
+async def _until_sessions(server: ServerProcess, wanted: int) -> None:
+    async with connect(server.address) as remote:
+        while len(await remote.sessions()) != wanted:
+            pass
+
+
+def test_it_is_a_gymnasium_environment(server: ServerProcess) -> None:
+    with make("test/Types-v0", server=server.address) as env:
+        assert isinstance(env, gymnasium.Env)
+        assert env.spec is not None
+        assert env.spec.id == "test/Types-v0"
+        assert env.observation_space == gymnasium.spaces.Box(-1.0, 1.0, (3,), np.float32)
+        observation, info = env.reset(seed=5)
+        assert observation.dtype == np.float32
+        assert type(info["count"]) is np.int64
+        again, _ = env.reset(seed=5)
+        assert np.array_equal(observation, again)
+        for number in range(1, 21):
+            observation, reward, terminated, truncated, info = env.step(1)
+            assert observation in env.observation_space
+            assert (type(reward), reward) == (float, 0.5)
+            assert (type(terminated), terminated) == (bool, number == 20)
+            assert (type(truncated), truncated) == (bool, False)
+
+
+def test_any_registered_environment_of_gymnasium_is_hosted(server: ServerProcess) -> None:
+    local = gymnasium.make("CartPole-v1", render_mode="rgb_array")
+    with make("CartPole-v1", server=server.address, render_mode="rgb_array") as remote:
+        assert (remote.render_mode, remote.action_space) == ("rgb_array", local.action_space)
+        expected, got = local.reset(seed=11), remote.reset(seed=11)
+        assert np.array_equal(expected[0], got[0])
+        for number in range(60):
+            expected, got = local.step(number % 2), remote.step(number % 2)
+            assert np.array_equal(expected[0], got[0])
+            assert expected[1:] == got[1:]
+            if expected[2]:
+                break
+        else:
+            pytest.fail("the pole never fell")
+        with pytest.raises(gymnasium.error.ResetNeeded):
+            make("CartPole-v1", server=server.address).step(0)
+    local.close()
+
+
+def test_faults_and_unknown_ids_raise(server: ServerProcess) -> None:
+    with make("test/Raises-v0", server=server.address) as env:
+        env.reset()
+        with pytest.raises(EnvironmentFault, match="Remote traceback"):
+            env.step("raise")
+        assert env.step("go on")[0] == 1
+    with pytest.raises(UnknownEnvironment):
+        make("test/Nothing-v0", server=server.address)
+
+
+async def test_close_ends_the_session_once_and_use_after_it_says_so(server: ServerProcess) -> None:
+    env = make("test/Counter-v0", server=server.address)
+    env.reset()
+    env.close()
+    env.close()
+    with pytest.raises(SessionClosed):
+        env.step(0)
+    await _until_sessions(server, 0)
+
+
+async def test_one_that_is_garbage_collected_is_closed(server: ServerProcess) -> None:
+    env = make("test/Counter-v0", server=server.address)
+    env.reset()
+    await _until_sessions(server, 1)
+    del env
+    gc.collect()
+    await _until_sessions(server, 0)
+
+
+def test_many_threads_drive_environments_of_their_own(server: ServerProcess) -> None:
+    def play(length: int) -> list[int]:
+        with make("test/Counter-v0", server=server.address) as env:
+            env.reset()
+            return [env.step(1)[0] for _ in range(length)]
+
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        played = list(pool.map(play, range(50, 66)))
+    assert played == [list(range(1, length + 1)) for length in range(50, 66)]
+
+
+def test_threads_that_share_one_take_turns(server: ServerProcess) -> None:
+    with make("test/Slow-v0", server=server.address) as env:
+        env.reset()
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            counted = list(pool.map(lambda _: env.step(0.01)[0], range(24)))
+    assert sorted(counted) == list(range(1, 25))
+
+
+def test_closing_in_one_thread_ends_the_step_of_another(server: ServerProcess) -> None:
+    env = make("test/Async-v0", server=server.address)
+    env.reset()
+    ended: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+    def step() -> None:
+        try:
+            env.step(600.0)
+        except BaseException as error:  # noqa: BLE001 - the test looks at it
+            ended.set_exception(error)
+
+    thread = threading.Thread(target=step)
+    thread.start()
+    while env._lane.pending is None:
+        pass
+    env.close()
+    thread.join(10)
+    with pytest.raises(SessionClosed):
+        ended.result(0)
+
+
+def test_it_pickles_as_how_it_was_made(server: ServerProcess) -> None:
+    with make("test/Counter-v0", server=server.address) as env:
+        env.reset()
+        env.step(1)
+        with pickle.loads(pickle.dumps(env)) as twin, copy.deepcopy(env) as third:
+            for other in (twin, third):
+                other.reset()
+                assert other.step(1)[0] == 1
+                assert other.action_space == env.action_space
+        assert env.step(1)[0] == 2
+
+
+async def test_an_embedded_server_lives_as_long_as_its_environments() -> None:
+    before = set(children_of_self())
+    with make("test/Counter-v0", modules=["support.environments"]) as env:
+        (started,) = set(children_of_self()) - before
+        with make("test/Counter-v0", modules=["support.environments"]) as other:
+            other.reset()
+            assert set(children_of_self()) - before == {started}
+        env.reset()
+        assert env.step(0)[0] == 1
+        workers = children(started)
+        assert workers
+    assert set(children_of_self()) == before
+    await until(lambda: not any(children(pid) for pid in workers))
+
+
+def children_of_self() -> list[int]:
+    import os
+
+    return children(os.getpid())

@@ -1,0 +1,47 @@
+"""The examples, run as a reader of the README runs them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from support.command import environment, gymhost, serving
+from support.server import PATIENCE
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(name: str, *arguments: str) -> str:
+    result = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLES / name), *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env=environment(),
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    return result.stdout
+
+
+def test_ten_lines_play_on_a_server_and_on_one_of_their_own():
+    with serving() as server:
+        there = run("ten_lines.py", server.address)
+    assert there.startswith("Guess the number from 1 to 7.")
+    assert "Correct. Reward: 1.0 {'win': 1.0, 'format': 0.0}" in there
+    assert run("ten_lines.py") == there
+
+
+def test_my_environment_plays_itself():
+    assert run("my_environment.py").splitlines() == [
+        "user: There are 2 boxes, each with a number in it. What is the sum of the numbers?",
+        "tool: Box 1 has 4 in it.",
+        "tool: Box 2 has 8 in it.",
+        "Reward: 1.1, of {'right': 1.0, 'quick': 1.0}. Ended: True",
+    ]
+
+
+def test_my_environment_is_fit_to_be_hosted():
+    said = gymhost("check", "acme/Sum-v0", "--module", "my_environment", cwd=EXAMPLES)
+    assert said.returncode == 0, said.stdout
+    assert "0 pieces of advice" in said.stdout

@@ -1,0 +1,71 @@
+"""The `gymhost` command as people run it: in a process of its own."""
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from support.server import PATIENCE, children, running
+
+COMMAND = [sys.executable, "-m", "gymhost.cli"]
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """The process's environment without settings of gymhost, and with some that a test names."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("GYMHOST_")} | extra
+
+
+def gymhost(*arguments: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command to its end."""
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=PATIENCE,
+        cwd=cwd,
+        env=environment(**variables),
+    )
+
+
+class Serving:
+    """A `gymhost serve` that listens.
+
+    Attributes:
+        line: What it said when it did.
+        address: Where it listens.
+        workers: The process ids of its workers.
+    """
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self.stderr = process.stderr
+        self.line = process.stdout.readline()
+        match = re.search(r" on (\S+) with ", self.line)
+        assert match is not None, f"it did not start: {self.line}{self.stderr.read()}"
+        self.address = match[1]
+        self.workers = children(process.pid)
+
+    def end(self, *signals: int) -> int:
+        """Sends signals and returns the exit code."""
+        for number in signals:
+            self.process.send_signal(number)
+        return self.process.wait(PATIENCE)
+
+
+@contextlib.contextmanager
+def serving(
+    *arguments: str, cwd: Path | None = None, address: str = "127.0.0.1:0", **variables: str
+) -> Iterator[Serving]:
+    """Runs `gymhost serve` with one worker; it is killed at the end if it still runs."""
+    options: dict[str, Any] = {"cwd": cwd, "env": environment(**variables), "stdin": subprocess.DEVNULL}
+    command = [*COMMAND, "serve", "--workers", "1", *(["--address", address] if address else []), *arguments]
+    with running(command, **options) as process:
+        yield Serving(process)
