@@ -11,7 +11,7 @@ from tests.benchmarks import idle, machine, report, w1
 from tests.benchmarks.contenders import CONTENDERS
 from tests.benchmarks.processes import ROOT
 
-_IDLE_USUAL = 60.0
+_IDLE_USUAL = 15.0
 
 
 def main() -> None:

@@ -30,13 +30,18 @@ async def open_used(server: RemoteServer) -> Session:
     return session
 
 
+async def open_many(server: RemoteServer, n: int) -> list[Session]:
+    sessions: list[Session] = []
+    for first in range(0, n, _AT_ONCE):
+        sessions += await asyncio.gather(*(open_used(server) for _ in range(first, min(n, first + _AT_ONCE))))
+    return sessions
+
+
 async def main(address: str, n: int) -> None:
     async with connect(address) as server:
         await phase(connected=True)
         start = time.perf_counter()
-        sessions: list[Session] = []
-        for first in range(0, n, _AT_ONCE):
-            sessions += await asyncio.gather(*(open_used(server) for _ in range(first, min(n, first + _AT_ONCE))))
+        sessions = await open_many(server, n)
         await phase(opened_seconds=time.perf_counter() - start)
 
         sample = sessions[:: max(1, n // 500)]
@@ -44,8 +49,11 @@ async def main(address: str, n: int) -> None:
         held = sum(session["environment_id"] == "gymhost/Echo-v0" for session in await server.sessions())
         await phase(sample=len(sample), alive=sum(observation == TEXT for observation, *_ in results), held=held)
 
+        sessions += await open_many(server, n)
+        await phase(opened_again=True)
+
         start = time.perf_counter()
-        for first in range(0, n, _AT_ONCE):
+        for first in range(0, 2 * n, _AT_ONCE):
             await asyncio.gather(*(session.close() for session in sessions[first : first + _AT_ONCE]))
         await phase(closed_seconds=time.perf_counter() - start)
 

@@ -1,4 +1,8 @@
-"""Measures what idle sessions cost: many of `gymhost/Echo-v0` open at once on one default server."""
+"""Measures what idle sessions cost: many of `gymhost/Echo-v0` open at once on one default server.
+
+A fresh process has free room in its heap, left from its start, and the first sessions fill it. So as many again are
+opened: what these add is what a session really takes.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +14,7 @@ _LIMIT = 300.0
 
 
 def run(sessions: int, note: Callable[[dict[str, Any]], None]) -> None:
-    """Opens the sessions, resets and steps each once, holds them, steps some again, and closes all.
+    """Opens the sessions, resets and steps each once, steps some of them again, opens as many again, and closes all.
 
     Args:
         sessions: How many.
@@ -30,27 +34,30 @@ def _measure(server: Server, client: Process, sessions: int) -> dict[str, Any]:
     front, *workers = tree(server.pid)
     parts = {"front": [front], "workers": workers, "client": [client.pid]}
 
-    def memory() -> dict[str, int]:
+    def read() -> dict[str, int]:
         return {name: private_kib(pids) for name, pids in parts.items()}
 
     client.json()
-    before = memory()
+    memory = [read()]
     client.go_on()
     result = client.json()
-    idle = memory()
+    memory.append(read())
     client.go_on()
     result |= client.json()
-    client.go_on()
-    result |= client.json()
-    after = memory()
+    for _ in ("opened again", "closed"):
+        client.go_on()
+        result |= client.json()
+        memory.append(read())
     client.go_on()
     client.wait()
+    before, once, twice, closed = memory
     for name in parts:
         result |= {
             f"{name}_before_kib": before[name],
-            f"{name}_idle_kib": idle[name],
-            f"{name}_after_kib": after[name],
-            f"{name}_kib_a_session": (idle[name] - before[name]) / sessions,
+            f"{name}_once_kib": once[name],
+            f"{name}_twice_kib": twice[name],
+            f"{name}_closed_kib": closed[name],
+            f"{name}_first_kib_a_session": (once[name] - before[name]) / sessions,
+            f"{name}_second_kib_a_session": (twice[name] - once[name]) / sessions,
         }
-    result["server_kib_a_session"] = result["front_kib_a_session"] + result["workers_kib_a_session"]
     return result

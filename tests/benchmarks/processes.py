@@ -145,7 +145,7 @@ def cpu_seconds(pids: Sequence[int]) -> float:
     used = 0.0
     for pid in pids:
         with contextlib.suppress(OSError):
-            # What clock_getcpuclockid(3) returns. /proc/PID/stat says the same in steps of 10 ms, too coarse for a window.
+            # What clock_getcpuclockid(3) returns. /proc/PID/stat says it in steps of 10 ms, too coarse for a window.
             used += time.clock_gettime(~pid << 3 | 2)
     return used
 

@@ -52,9 +52,10 @@ def test_idle_sessions_are_all_open_and_weighed(records: list[dict[str, Any]]):
     [idle] = [record for record in records if record["kind"] == "idle"]
     assert idle["held"] == IDLE
     assert idle["alive"] == idle["sample"] == IDLE
-    assert idle["server_kib_a_session"] == pytest.approx(idle["front_kib_a_session"] + idle["workers_kib_a_session"])
-    assert idle["front_before_kib"] > 1024
-    assert idle["workers_before_kib"] > 1024
+    for part in ("front", "workers", "client"):
+        assert idle[f"{part}_before_kib"] > 1024
+        grown = idle[f"{part}_twice_kib"] - idle[f"{part}_before_kib"]
+        assert idle[f"{part}_first_kib_a_session"] + idle[f"{part}_second_kib_a_session"] == pytest.approx(grown / IDLE)
 
 
 def test_report_has_cells_and_ratios(output: Path):

@@ -1,10 +1,13 @@
 """`gymhost envs`: what there is, here and on a server."""
 
+import importlib.metadata
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from support.command import Serving, gymhost, serving
 
 MODULE = """
@@ -28,7 +31,8 @@ def test_a_server_s_environments_are_listed_but_for_gymnasium_s(running: Serving
     head, *lines = said.stdout.splitlines()
     assert head.split() == ["ID", "MODE", "ISOLATION", "SOURCE", "DESCRIPTION"]
     assert [line.split()[0] for line in lines] == ["gymhost/Echo-v0", "gymhost/GuessNumber-v0", "test/Mine-v0"]
-    assert lines[2].split(maxsplit=4) == ["test/Mine-v0", "inline", "shared", "-", "One of my own."]
+    source = f"gymhost {importlib.metadata.version('gymhost')}"
+    assert re.split(" {2,}", lines[2]) == ["test/Mine-v0", "inline", "shared", source, "One of my own."]
     assert "--all lists them" in said.stderr
 
 

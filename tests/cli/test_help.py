@@ -8,11 +8,11 @@ from pathlib import Path
 
 import click
 import pytest
-from support.command import environment, gymhost
 
 from gymhost.cli.app import COMMANDS
 from gymhost.cli.app import gymhost as command
 from gymhost.server.config import ServerConfig
+from support.command import environment, gymhost
 
 # Settings that are no option of their own name.
 OTHERWISE = {"modules": "[MODULES]", "paths": "--app-dir", "tokens": "--token-file"}

@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ class Serving:
 @contextlib.contextmanager
 def serving(
     *arguments: str, cwd: Path | None = None, address: str = "127.0.0.1:0", **variables: str
-) -> Iterator[Serving]:
+) -> Generator[Serving, None, None]:
     """Runs `gymhost serve` with one worker; it is killed at the end if it still runs."""
     options: dict[str, Any] = {"cwd": cwd, "env": environment(**variables), "stdin": subprocess.DEVNULL}
     command = [*COMMAND, "serve", "--workers", "1", *(["--address", address] if address else []), *arguments]

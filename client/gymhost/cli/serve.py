@@ -158,11 +158,12 @@ def read_tokens(text: str) -> dict[str, str]:
         line = line.strip()
         if not line or line.startswith("#"):
             continue
-        # A token may end with the = of base64.
-        named = "=" in line.rstrip("=")
-        name, token = (part.strip() for part in line.split("=", 1)) if named else (DEFAULT_IDENTITY, line)
-        if not name or not token:
-            raise ValueError(f"line {number} is neither NAME=TOKEN nor TOKEN")
+        name, equals, token = (part.strip() for part in line.partition("="))
+        if not equals:
+            name, token = DEFAULT_IDENTITY, line
+        # A token in base64 may end with =, and must not be taken for a name with an empty token.
+        if not name or not token.strip("="):
+            raise ValueError(f"line {number} is neither TOKEN nor NAME=TOKEN; a token that ends with = needs a name")
         if tokens.setdefault(token, name) != name:
             raise ValueError(f"line {number} has the token of another name")
     if not tokens:

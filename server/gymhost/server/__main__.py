@@ -1,7 +1,7 @@
 """Runs a server for the process that started it: `python -m gymhost.server PARENT_FD READY_FD`.
 
-The parent writes the configuration as one line of JSON into a pipe and keeps it open; the server writes its address into
-another once it listens, and stops when the first one ends. `gymhost serve` is the command for people.
+The parent writes the configuration as one line of JSON into a pipe and keeps it open; the server writes its address
+into another once it listens, and stops when the first one ends. `gymhost serve` is the command for people.
 """
 
 import json

@@ -11,8 +11,8 @@ from typing import Any
 
 import grpc.aio
 import uvloop
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1 import health as health_v1
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from gymhost.server.addresses import ensure_free

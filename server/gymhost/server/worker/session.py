@@ -5,7 +5,7 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, cast
 
 import gymnasium
@@ -293,8 +293,8 @@ class AsyncSession(Session):
             self.finish(code, reply)
 
     def start(self, kwargs: dict[str, Any], done: Done) -> None:
-        def make_async() -> None:
-            self.make(kwargs)
+        async def make_async() -> None:
+            await asyncio.to_thread(self.make, kwargs)
             # Gymnasium's wrappers hide coroutines. What keeps the order of calls may go, what changes results may not.
             env: Any = self.env
             while isinstance(env, OrderEnforcing):
@@ -318,7 +318,14 @@ class AsyncSession(Session):
 
     def close(self, done: Done) -> None:
         self.cancel()
-        self._call("close", CLOSE_LIMIT, lambda: None if self.env is None else self.env.close(), done)
+        self._call("close", CLOSE_LIMIT, self._close, done)
+
+    async def _close(self) -> None:
+        # On the loop where the environment's coroutines ran: what they opened may belong to it.
+        if (aclose := getattr(self.env, "aclose", None)) is not None:
+            await aclose()
+        elif self.env is not None:
+            await asyncio.to_thread(self.env.close)
 
     def expire(self) -> None:
         if self._stopped_by is None:
@@ -333,8 +340,10 @@ class AsyncSession(Session):
             self.host.watch(self)
             self._task.cancel()
 
-    def _call(self, limit: str, seconds: float | None, call: Callable[[], None], done: Done) -> None:
-        """Makes or closes the environment on the default executor: either may block."""
+    def _call(
+        self, limit: str, seconds: float | None, call: Callable[[], Coroutine[Any, Any, None]], done: Done
+    ) -> None:
+        """Makes or closes the environment, once a command that was stopped has ended."""
 
         async def run() -> None:
             before = self._task
@@ -342,7 +351,7 @@ class AsyncSession(Session):
                 await asyncio.wait([before], timeout=CANCEL_GRACE)
             try:
                 async with asyncio.timeout(seconds):
-                    await asyncio.to_thread(call)
+                    await call()
                 error: BaseException | None = None
             except BaseException as raised:  # noqa: BLE001
                 error = raised
