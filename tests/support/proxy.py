@@ -42,7 +42,7 @@ class Proxy:
     def __exit__(self, *exc: object) -> None:
         self.cut()
         self._call(self._server.close)
-        self._call(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 

@@ -136,7 +136,8 @@ def connections_to(address: str, pid: int) -> int:
     port = int(address.rpartition(":")[2])
     sockets = {
         line.split()[9]
-        for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]
         if int(line.split()[2].rpartition(":")[2], 16) == port and line.split()[3] == "01"
     }
     owned = 0

@@ -1,6 +1,8 @@
 """`connect` and `make`: how users get at environments on a server."""
 
 import asyncio
+import atexit
+import contextlib
 import dataclasses
 import os
 import threading
@@ -15,11 +17,13 @@ from gymhost.client.loop import loop_thread, on_fork
 from gymhost.client.session import Session, SessionOptions, tool_dict
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import spaces, values
+from gymhost.wire.errors import ConnectionLost
 
 __all__ = ["EnvironmentDescription", "RemoteServer", "connect"]
 
-# Seconds for calls that only ask.
+# Seconds for calls that only ask, and to close a connection.
 ASK_LIMIT = 60.0
+CLOSE_LIMIT = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +90,13 @@ class _Shared:
         # In a forked child: it is the parent's to close.
         self.inherited = False
 
+    def close(self) -> None:
+        """Closes the connection, and stops the embedded server."""
+        with contextlib.suppress(ConnectionLost, TimeoutError):
+            self.connection.thread.call(self.connection.close(), CLOSE_LIMIT)
+        if self.embedded is not None:
+            self.embedded.stop()
+
     def forked(self) -> None:
         """Called in a forked child: what is shared is the parent's."""
         self.inherited = True
@@ -95,6 +106,13 @@ class _Shared:
 
 _lock = threading.Lock()
 _shared: dict[tuple[Any, ...], _Shared] = {}
+
+
+def _close_all() -> None:
+    """Closes what users left open when the interpreter exits, embedded servers above all."""
+    for shared in list(_shared.values()):
+        shared.close()
+    _shared.clear()
 
 
 def _after_fork() -> None:
@@ -167,6 +185,9 @@ class RemoteServer:
             raise
         shared = _Shared(connection, embedded)
         on_fork(shared)
+        # The loop's thread is stopped after this, since it was asked for before.
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)
         return shared
 
     def close(self) -> None:
@@ -180,9 +201,7 @@ class RemoteServer:
                 return
             if _shared.get(self._key) is held:
                 del _shared[self._key]
-        held.connection.thread.call(held.connection.close())
-        if held.embedded is not None:
-            held.embedded.stop()
+        held.close()
 
     def __enter__(self) -> Self:
         return self.open()

@@ -343,11 +343,14 @@ class Connection:
         """What to send first on a new stream: an attach for each lane, then what was not answered."""
         for number in [n for n, p in self._calls.items() if p.kind in _NOT_REPEATED]:
             del self._calls[number]
-        commands = [_command(pending) for pending in self._calls.values()]
+        calls = list(self._calls.values())
+        commands: list[pb.Command] = []
+        # Attaches come first, for the sake of a CLOSE that is repeated.
         for lane in list(self._lanes.values()):
             attach = _Attach(lane, next(self._numbers), self)
             self._calls[attach.sequence] = attach
             commands.append(_command(attach))
+        commands += [_command(pending) for pending in calls]
         self._bulk_outbox.clear()
         for pending in self._on_lanes.values():
             large = len(pending.payload) > limits.FRAME_BYTES
@@ -476,11 +479,9 @@ class Connection:
             except ProtobufDecodeError as error:
                 pending.fail(errors.DecodeError(f"the server's reply is no CreateSessionResponse: {error}"))
                 return
-        elif (
-            pending.kind == pb.COMMAND_KIND_CLOSE and (running := self._on_lanes.pop(pending.number, None)) is not None
-        ):
+        elif pending.kind == pb.COMMAND_KIND_CLOSE and (lane := self._lanes.get(pending.number)) is not None:
             # The server drops the reply of a command that a close overtakes.
-            running.fail(errors.SessionClosed("the session was closed while the command ran"))
+            self._end_lane(lane, errors.SessionClosed("the session was closed"))
         pending.resolve(reply.code, reply.payload)
         if pending.sequence in self._abandoned:
             self._abandoned.discard(pending.sequence)
@@ -494,7 +495,6 @@ class Connection:
             self._abandoned.add(pending.sequence)
         elif not pending.code:
             for number in pb.CreateSessionResponse.FromString(pending.reply).lanes:
-                self.drop_lane(number)
                 self.forget(pb.COMMAND_KIND_CLOSE, number)
 
     # -- on the loop: lanes --------------------------------------------------------------------------------------------
@@ -515,12 +515,9 @@ class Connection:
             raise errors.SessionLost("the session ended as soon as it was made")
         return lane
 
-    def drop_lane(self, number: int) -> None:
-        """Attaches a lane no more. From any thread."""
-        self._lanes.pop(number, None)
-
     def _end_lane(self, lane: Lane, error: errors.Error) -> None:
-        lane.ended = error
+        if lane.ended is None:
+            lane.ended = error
         self._lanes.pop(lane.number, None)
         pending = self._on_lanes.pop(lane.number, None)
         if pending is not None:
@@ -548,26 +545,30 @@ class Connection:
             call = stub.Interact(metadata=self._metadata)
             hello = pb.Hello(protocol_minor=limits.PROTOCOL_MINOR, bulk_of=self.welcome.stream_id)
             _, early = await self._greet(call, hello)
-            reader = asyncio.ensure_future(self._read(call, early))
+            tasks = [asyncio.ensure_future(self._write_bulk(call)), asyncio.ensure_future(self._read(call, early))]
             try:
-                while not reader.done():
-                    self._wake_bulk.clear()
-                    while self._bulk_outbox:
-                        await call.write(pb.InteractRequest(commands=[self._bulk_outbox.popleft()]))
-                    waiting = asyncio.ensure_future(self._wake_bulk.wait())
-                    await asyncio.wait([waiting, reader], return_when=asyncio.FIRST_COMPLETED)
-                    waiting.cancel()
-                reader.result()
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
             finally:
-                reader.cancel()
+                for task in tasks:
+                    task.cancel()
                 call.cancel()
-                await asyncio.gather(reader, return_exceptions=True)
+                await asyncio.gather(*tasks, return_exceptions=True)
         except grpc.aio.AioRpcError as error:
             # Whatever it was, the main stream decides whether it is final.
             raise errors.ConnectionLost(f"the bulk stream broke: {_from_rpc(error, self.address).message}") from None
         finally:
             self._channels.remove(channel)
             await channel.close()
+
+
+    async def _write_bulk(self, call: Any) -> None:
+        while True:
+            self._wake_bulk.clear()
+            while self._bulk_outbox:
+                await call.write(pb.InteractRequest(commands=[self._bulk_outbox.popleft()]))
+            await self._wake_bulk.wait()
 
 
 class _Beat(Pending):

@@ -1,5 +1,6 @@
 """The embedded server: a real one, in processes of its own, that lives as long as its client."""
 
+import importlib.util
 import json
 import os
 import secrets
@@ -29,6 +30,8 @@ class EmbeddedServer:
     """
 
     def __init__(self, modules: tuple[str, ...] = ()) -> None:
+        if importlib.util.find_spec("uvloop") is None:
+            raise ServerUnavailable("an embedded server needs the extra 'server': pip install 'gymhost[server]'")
         self.token = secrets.token_hex(16)
         self._folder = Path(tempfile.mkdtemp(prefix="gymhost-"))
         self.address = f"unix:{self._folder / 'server'}"
@@ -76,8 +79,7 @@ class EmbeddedServer:
                     return
                 status = self._process.wait(STOP_LIMIT)
                 raise ServerUnavailable(
-                    f"the embedded server could not start (status {status}); what it said stands above. Is the extra "
-                    "installed? pip install 'gymhost[server]'"
+                    f"the embedded server could not start (status {status}): what it said stands above"
                 )
         raise ServerUnavailable(f"the embedded server was not ready after {START_LIMIT:g} s")
 

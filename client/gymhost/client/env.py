@@ -52,6 +52,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         response = pb.CreateSessionResponse.FromString(reply)
         self._lane = self._connection.lane(response.lanes[0])
         self._release = weakref.finalize(self, _release, self._lane, server)
+        self._release.atexit = False  # at exit the connection itself is closed
         made = Made(response)
         self.observation_space = made.observation_space
         self.action_space = made.action_space
@@ -90,7 +91,6 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         try:
             if self._lane.ended is None:
                 self._lane.ended = errors.SessionClosed("the environment was closed")
-                self._connection.drop_lane(self._lane.number)
                 with contextlib.suppress(errors.ServerUnavailable):
                     self._connection.call(pb.COMMAND_KIND_CLOSE, None, lane=self._lane.number)
         finally:

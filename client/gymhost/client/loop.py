@@ -29,13 +29,21 @@ class LoopThread:
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
         self._pid = os.getpid()
+        self._stopped = False
         self._closers: dict[int, Callable[[], Coroutine[Any, Any, None]]] = {}
         self._thread = threading.Thread(target=self._run, name="gymhost-client", daemon=True)
         self._thread.start()
         atexit.register(self._stop)
 
     def call(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
-        """Runs a coroutine on the loop from another thread and waits for what it returns."""
+        """Runs a coroutine on the loop from another thread and waits for what it returns.
+
+        Raises:
+            ConnectionLost: The interpreter is exiting, and the loop has stopped.
+        """
+        if self._stopped:
+            work.close()
+            raise ConnectionLost("the interpreter is exiting: its connections are closed")
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
             return future.result(timeout)
@@ -69,6 +77,7 @@ class LoopThread:
             asyncio.run_coroutine_threadsafe(close_all(), self.loop).result(3.0)
         except Exception:  # noqa: BLE001 - at exit the rest is left to the lease
             pass
+        self._stopped = True
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(2.0)
 

@@ -4,6 +4,7 @@ import asyncio
 import collections
 import concurrent.futures
 import contextlib
+import copy
 import threading
 import weakref
 from typing import TYPE_CHECKING
@@ -28,7 +29,7 @@ class Pending:
         time_left_ms: Milliseconds until the server is to stop it; 0: no limit of the caller's.
     """
 
-    __slots__ = ("code", "kind", "lane", "number", "payload", "reply", "sequence", "time_left_ms")
+    __slots__ = ("code", "error", "kind", "lane", "number", "payload", "reply", "sequence", "time_left_ms")
 
     def __init__(self, lane: "Lane | None", number: int, kind: int, payload: bytes, time_left_ms: int = 0) -> None:
         self.lane = lane
@@ -40,6 +41,8 @@ class Pending:
         self.time_left_ms = time_left_ms
         self.code = 0
         self.reply = b""
+        # What went wrong on this side, in place of a reply.
+        self.error: errors.Error | None = None
 
     def resolve(self, code: int, reply: bytes) -> None:
         """Takes the reply. On the connection's loop only."""
@@ -52,8 +55,8 @@ class Pending:
 
     def fail(self, error: errors.Error) -> None:
         """Takes an error in place of a reply."""
-        code, message = errors.to_wire(error)
-        self.resolve(code, message.SerializeToString())
+        self.error = error
+        self.resolve(error.code, b"")
 
     def wake(self) -> None:
         """Wakes whoever waits. A command that nobody waits for wakes no one."""
@@ -66,6 +69,8 @@ class Pending:
         """
         if self.code:
             lane = self.lane
+            if self.error is not None:
+                raise copy.copy(self.error)
             if self.code == pb.REPLY_CODE_UNKNOWN_SESSION and lane is not None and lane.ended is not None:
                 # The command crossed the notice of the session's end, which says more.
                 raise lane.ended.with_traceback(None)

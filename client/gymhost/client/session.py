@@ -103,7 +103,6 @@ def _space(message: values_pb2.Space) -> gymnasium.Space[Any]:
 def release(lane: Lane) -> None:
     """Closes a session that nobody holds any more."""
     if lane.ended is None:
-        lane.connection.drop_lane(lane.number)
         with contextlib.suppress(errors.Error):
             lane.connection.forget(pb.COMMAND_KIND_CLOSE, lane.number)
 
@@ -138,7 +137,8 @@ class Session:
         reply = await self._connection.acall(pb.COMMAND_KIND_CREATE, request, timeout=self._create_timeout)
         response = pb.CreateSessionResponse.FromString(reply)
         self._lane = self._connection.lane(response.lanes[0])
-        weakref.finalize(self, release, self._lane)
+        # At exit the connection itself is closed.
+        weakref.finalize(self, release, self._lane).atexit = False
         self._made = Made(response)
         return self
 
@@ -249,7 +249,6 @@ class Session:
         if lane is None or lane.ended is not None:
             return
         lane.ended = errors.SessionClosed("the session was closed")
-        self._connection.drop_lane(lane.number)
         with contextlib.suppress(errors.ServerUnavailable):
             await self._connection.acall(pb.COMMAND_KIND_CLOSE, None, lane=lane.number)
 
