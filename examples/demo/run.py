@@ -33,7 +33,7 @@ ENVIRONMENT = "gymhost/GuessNumber-v0"
 LOW, HIGH, GUESSES = 1, 7, 3
 GAME: dict[str, Any] = {"low": LOW, "high": HIGH, "guesses": GUESSES}
 NUMBERS = HIGH - LOW + 1
-BLIND = 0.4
+BLIND = 0.3
 """The share of the scripted player's guesses that ignore what it was told."""
 
 RENDERER = Qwen3RendererConfig(thinking_retention="all")
@@ -45,7 +45,7 @@ class Plan:
     """How much of everything is done."""
 
     games: int = 3000
-    sft_steps: int = 350
+    sft_steps: int = 500
     steps: int = 150
     held_out: int = 200
 

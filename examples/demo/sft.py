@@ -24,8 +24,8 @@ def fine_tune(
     steps: int,
     seed: int,
     on_step: Callable[[int, float], None],
-    batch_size: int = 16,
-    learning_rate: float = 3e-3,
+    batch_size: int = 32,
+    learning_rate: float = 1e-2,
 ) -> None:
     """Trains the model on what the player said in the games, and on nothing else.
 

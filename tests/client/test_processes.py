@@ -147,6 +147,7 @@ FORKS = """
 def test_a_forked_child_is_told_at_once_and_harms_nobody(server: ServerProcess) -> None:
     done = run_client(FORKS, server.address)
     # gRPC itself says on some versions that it does nothing about the fork.
+    assert not done.returncode, done.stderr
     said = [line for line in done.stderr.splitlines() if "skipping fork() handlers" not in line]
     assert (done.stdout, said, done.returncode) == ("unharmed\n", [], 0)
 

@@ -115,7 +115,12 @@ async def test_a_close_that_was_cut_off_still_closes(server: ServerProcess, prox
         assert await remote.sessions() == []
 
 
-async def test_waiting_ends_with_the_reconnect_timeout(proxy: Proxy) -> None:
+async def test_waiting_ends_with_the_reconnect_timeout(start_server: Callable[..., ServerProcess]) -> None:
+    with Proxy(start_server(workers=1).address) as proxy:
+        await _until_the_reconnect_timeout(proxy)
+
+
+async def _until_the_reconnect_timeout(proxy: Proxy) -> None:
     async with connect(proxy.address, reconnect_timeout=1.0) as remote, remote.session("test/Counter-v0") as session:
         await session.reset()
         proxy.refuse(True)

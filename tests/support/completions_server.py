@@ -20,6 +20,7 @@ class CompletionsServer:
         self.answer = answer or (lambda body: choice([body["prompt"][-1] + 1]))
         self.bodies: list[dict[str, Any]] = []
         self.healthy = True
+        self.max_model_len = 100
         self.hold = asyncio.Event()
         self.hold.set()
         self.dropped = 0
@@ -91,7 +92,7 @@ class CompletionsServer:
                 await asyncio.Event().wait()
             return 200, {}
         if path == "/v1/models":
-            return 200, {"data": [{"id": "model", "max_model_len": 100}]}
+            return 200, {"data": [{"id": "model", "max_model_len": self.max_model_len}]}
         request = json.loads(body)
         self.bodies.append(request)
         self.changed.set()

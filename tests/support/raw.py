@@ -55,7 +55,10 @@ class RawStream:
     """
 
     def __init__(self, stub: Any, token: str | None = None) -> None:
-        self.call = stub.Interact(metadata=bearer(token))
+        self._stub = stub
+        self._metadata = bearer(token)
+        self._made: list[str] = []
+        self.call = stub.Interact(metadata=self._metadata)
         self.numbers = itertools.count(1)
         self.welcome = pb.Welcome()
         self._replies: list[pb.Reply] = []
@@ -67,6 +70,9 @@ class RawStream:
 
     async def __aexit__(self, *exc: object) -> None:
         self.call.cancel()
+        for session_id in self._made:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await self._stub.CloseSession(pb.CloseSessionRequest(session_id=session_id), metadata=self._metadata)
 
     async def send(self, *commands: pb.Command) -> None:
         """Sends one frame."""
@@ -92,7 +98,9 @@ class RawStream:
         """Creates a session that this stream drives."""
         reply = await self.ask(pb.COMMAND_KIND_CREATE, create(environment_id, **fields).SerializeToString())
         assert not reply.code, pb.Error.FromString(reply.payload)
-        return pb.CreateSessionResponse.FromString(reply.payload)
+        made = pb.CreateSessionResponse.FromString(reply.payload)
+        self._made.append(made.session_id)
+        return made
 
     async def attach(self, session_id: str) -> pb.Reply:
         """Takes a session over."""

@@ -16,7 +16,9 @@ from gymhost.client import RemoteServer, connect
 from gymhost.envs.shelf.guess_number import GuessNumber
 from gymhost.rollout import Limits, Trajectory
 from gymhost.rollout.generators import ScriptedGenerator
+from gymhost.rollout.loop_thread import LoopThread
 from gymhost.trainers.trl import Environments
+from support.completions_server import CompletionsServer, choice
 from support.local_source import LocalSource
 from support.models import tiny_qwen3
 from support.talk import Talk, end, go_on, tool
@@ -328,6 +330,25 @@ class TestSettings:
         with pytest.raises(ValueError, match=message):
             make_trainer(environments, **settings).train()
         assert batches == []
+
+    def test_server_mode_asks_the_server_of_the_config(self, make_trainer: Callable[..., Any]) -> None:
+        environments, batches = guesses(generator=None)
+        vllm = CompletionsServer(lambda body: choice(binary_search(body["prompt"], "")))
+        vllm.max_model_len = 1024
+        thread = LoopThread("vllm")
+        try:
+            thread.run(vllm.start(0))
+            trainer = make_trainer(environments, vllm_server_base_url=vllm.url, top_k=5, temperature=0.5)
+            # As if it had been made with use_vllm=True, but for what then needs a GPU.
+            trainer.use_vllm, trainer.vllm_mode, trainer.vllm_importance_sampling_correction = True, "server", False
+            trainer.vllm_generation = SimpleNamespace(sync_weights=lambda: None)
+            trainer._last_loaded_step = -1
+            trainer.train()
+        finally:
+            thread.run(vllm.stop())
+            thread.close()
+        assert [trajectory.reward for trajectory in batches[0]] == [1.0] * 8
+        assert {(body["top_k"], body["temperature"]) for body in vllm.bodies} == {(5, 0.5)}
 
     def test_colocated_tensor_parallelism_is_refused(self, make_trainer: Callable[..., Any]) -> None:
         environments, _ = guesses(generator=None)

@@ -195,8 +195,11 @@ class Connection:
             raise
 
     async def close(self) -> None:
-        """Closes the connection; sessions that were not closed end with their lease."""
+        """Closes the connection, and the sessions that nobody closed."""
         self.thread.at_exit(self, None)
+        for lane in list(self._lanes.values()):
+            if lane.ended is None:
+                self.forget(pb.COMMAND_KIND_CLOSE, lane.number)
         if self.dead is None:
             self.dead = errors.ConnectionLost("the connection was closed")
         if self._supervisor is not None:
@@ -561,7 +564,6 @@ class Connection:
         finally:
             self._channels.remove(channel)
             await channel.close()
-
 
     async def _write_bulk(self, call: Any) -> None:
         while True:

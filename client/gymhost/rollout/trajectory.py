@@ -162,6 +162,10 @@ class Trajectory:
     info: dict[str, Any] = field(default_factory=dict[str, Any])
     """The environment's last info."""
 
+    def __repr__(self) -> str:
+        # Not the thousands of numbers that it holds: trainers log what they are given.
+        return f"<Trajectory of {self.env_id}, task {self.task}: {self.outcome}, reward {self.reward}>"
+
     @property
     def valid(self) -> bool:
         """Whether there is a reward to learn from."""

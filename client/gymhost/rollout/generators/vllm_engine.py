@@ -56,6 +56,7 @@ class VllmEngineGenerator:
         self._longest: int = config.model_config.max_model_len
         self._processed = str(getattr(config.model_config, "logprobs_mode", "")).startswith("processed")
         self._version = policy_version
+        self._device = _device()  # of the thread that made the engine, which on a later rank is not the first
         self._pending: dict[str, _Pending] = {}
         self._new: deque[str] = deque()
         self._aborted: deque[str] = deque()
@@ -179,7 +180,7 @@ class VllmEngineGenerator:
 
     def _wake(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, args=(_device(),), name="gymhost-vllm", daemon=True)
+            self._thread = threading.Thread(target=self._serve, args=(self._device,), name="gymhost-vllm", daemon=True)
             self._thread.start()
         self._awake.notify()
 

@@ -51,6 +51,7 @@ class Ended:
     """What is remembered of a session that has ended."""
 
     identity: str
+    lane: int
     when: float
     error: errors.Error
     info: pb.SessionInfo
@@ -70,6 +71,7 @@ class SessionTable:
         self.by_id: dict[str, Session] = {}
         self._by_lane: dict[int, Session] = {}
         self._ended: collections.OrderedDict[str, Ended] = collections.OrderedDict()
+        self._ended_lanes: dict[int, str] = {}
         # Creates by the caller's key: running, or answered not long ago.
         self._creates: dict[tuple[str, bytes], asyncio.Task[tuple[Session, bytes]]] = {}
         self._answered: collections.deque[tuple[float, tuple[str, bytes]]] = collections.deque()
@@ -220,6 +222,11 @@ class SessionTable:
         """The session of a lane."""
         return self._by_lane.get(lane)
 
+    def end_of(self, lane: int, identity: str) -> errors.Error | None:
+        """How the session of a lane ended, if it was this caller's and not long ago."""
+        ended = self._ended.get(self._ended_lanes.get(lane, ""))
+        return ended.error if ended is not None and ended.identity == identity else None
+
     def of(self, identity: str) -> list[Session]:
         """All sessions of an identity."""
         return [session for session in self.by_id.values() if session.identity == identity]
@@ -243,13 +250,17 @@ class SessionTable:
 
     # -- end -----------------------------------------------------------------------------------------------------------
 
-    async def close(self, session: Session) -> None:
+    async def close(self, session: Session, by: Sink | None = None) -> None:
         """Closes a session at its client's wish; returns when its environment is closed.
+
+        Args:
+            session: The session.
+            by: The stream that asks for it; another one that drives the session is told.
 
         Raises:
             EnvironmentFault: Its close raised. It is closed all the same.
         """
-        closing = self.end(session, errors.SessionClosed("the session was closed"), tell=False)
+        closing = self.end(session, errors.SessionClosed("the session was closed"), tell=session.sink is not by)
         if closing is not None:
             await closing
 
@@ -263,7 +274,8 @@ class SessionTable:
             return None
         del self._by_lane[session.lane]
         now = asyncio.get_running_loop().time()
-        self._ended[session.id] = Ended(session.identity, now, why, self.info(session, why))
+        self._ended[session.id] = Ended(session.identity, session.lane, now, why, self.info(session, why))
+        self._ended_lanes[session.lane] = session.id
         if session.sink is not None and tell:
             session.sink.notice(session.lane, why)
         worker = session.worker
@@ -312,7 +324,8 @@ class SessionTable:
                     why = f"nothing was heard of the session's client for {lease:g} s (--lease)"
                     self.end(session, errors.SessionExpired(why))
             while self._ended and next(iter(self._ended.values())).when < now - REMEMBER:
-                self._ended.popitem(last=False)
+                _, ended = self._ended.popitem(last=False)
+                del self._ended_lanes[ended.lane]
             while self._answered and self._answered[0][0] < now - REMEMBER:
                 self._creates.pop(self._answered.popleft()[1], None)
 

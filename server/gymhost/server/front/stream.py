@@ -300,7 +300,7 @@ class Streams:
         """Answers a command for a lane that is not this stream's, or of a kind that is not known."""
         kind = command.kind
         if kind in pb.CommandKind.values() and command.lane:
-            error: errors.Error = errors.UnknownSession(
+            error: errors.Error = self._table.end_of(command.lane, stream.identity) or errors.UnknownSession(
                 "this lane is not attached to the stream: attach its session first"
             )
         else:
@@ -329,7 +329,7 @@ class Streams:
 
     async def _close(self, stream: Stream, number: int, session: Session) -> None:
         try:
-            await self._table.close(session)
+            await self._table.close(session, by=stream)
         finally:
             # A close that raised is in the log; for the client the session is closed.
             stream.answer(number, b"")

@@ -43,6 +43,7 @@ class Worker(asyncio.Protocol):
         number: Unique among the workers of this server; the upper half of the worker's lanes.
         sinks: Where the replies of each lane go. A lane without one drops its replies: the worker keeps the last.
         sessions: How many sessions it has, those in the making included.
+        ready: It has said what it hosts.
         closing: It gets no new sessions.
     """
 
@@ -51,6 +52,7 @@ class Worker(asyncio.Protocol):
         self.dedicated = dedicated
         self.sinks: dict[int, Sink] = {}
         self.sessions = 0
+        self.ready = False
         self.closing = False
         self.reason = ""
         self.pid = 0
@@ -265,8 +267,10 @@ class Worker(asyncio.Protocol):
             self.closing = True
             self.reason = self.reason or error.message
             self._owner.worker_tainted(self)
-        else:
+        elif isinstance(error, (errors.SessionLost, errors.SessionExpired)):
             self._owner.session_ended(reply.lane, error)
+        elif (sink := self.sinks.get(reply.lane)) is not None:
+            sink.put(reply)  # the answer to a command that a client numbered 0
 
     def _died(self) -> None:
         if self._dead:
@@ -362,13 +366,13 @@ class WorkerPool:
 
     def replace(self, worker: Worker) -> None:
         """Starts another worker where this one gets no more sessions."""
-        live = sum(not w.closing and not w.dedicated for w in self.workers.values())
+        live = sum(w.ready and not w.closing and not w.dedicated for w in self.workers.values())
         if not worker.dedicated and not self.stopping and live + self._starting < self._config.worker_count:
             self._starting += 1
             self._keep(self._start_again())
 
     def _least_loaded(self) -> Worker | None:
-        open_ones = [w for w in self.workers.values() if not w.closing and not w.dedicated and w.pid]
+        open_ones = [w for w in self.workers.values() if w.ready and not w.closing and not w.dedicated]
         return min(open_ones, key=_load, default=None)
 
     async def _wait_for_one(self) -> Worker:

@@ -209,15 +209,14 @@ class Host(asyncio.Protocol):
             if error is None:
                 try:
                     reply = describe.created(session.env, round((time.monotonic() - started) * 1000))
-                except errors.Error as unsuitable:
+                except Exception as unsuitable:  # noqa: BLE001 - the environment's own attributes were looked at
                     error = unsuitable
                 else:
                     self._answer(number, reply)
                     return
             self.sessions.pop(lane, None)
             self.send_error(0, number, error)
-            if session.env is not None:
-                session.close(lambda _: None)
+            session.close(lambda _: None)
             self._leave_if_done()
 
         self.sessions[lane] = session

@@ -177,7 +177,7 @@ class InlineSession(Session):
         self._guarded("reset", self.hosting.reset_timeout, lambda: self.make(kwargs), done)
 
     def close(self, done: Done) -> None:
-        self._guarded("close", CLOSE_LIMIT, self.env.close, done)
+        self._guarded("close", CLOSE_LIMIT, lambda: None if self.env is None else self.env.close(), done)
 
     def _guarded(self, limit: str, seconds: float | None, call: Callable[[], None], done: Done) -> None:
         watchdog = self.host.watchdog
