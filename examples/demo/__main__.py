@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 
 # These are read when the libraries are imported. On shared cores threads that wait for each other cost more than they
@@ -37,7 +38,10 @@ def main() -> None:
     from examples.demo.run import Plan, run
 
     plan = Plan.quick() if arguments.quick else Plan(steps=arguments.steps)
-    run(plan, seed=arguments.seed, output=arguments.output)
+    try:
+        run(plan, seed=arguments.seed, output=arguments.output)
+    except KeyboardInterrupt:
+        sys.exit("Interrupted.")
 
 
 if __name__ == "__main__":

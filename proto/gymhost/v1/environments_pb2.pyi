@@ -299,7 +299,7 @@ class InteractRequest(google.protobuf.message.Message):
     """---------------------------------------------------------------------------------------------------------------------
     The stream
 
-    A frame of commands: at most 128 of them and 256 KiB, but for a single larger command, which goes on a bulk stream.
+    A frame of commands: at most 256 KiB, but for a single larger command, which goes on a bulk stream.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -461,6 +461,7 @@ class Welcome(google.protobuf.message.Message):
     MAX_PAYLOAD_BYTES_FIELD_NUMBER: builtins.int
     LEASE_MS_FIELD_NUMBER: builtins.int
     HEARTBEAT_MS_FIELD_NUMBER: builtins.int
+    DIRECT_FIELD_NUMBER: builtins.int
     protocol_minor: builtins.int
     server_instance: builtins.str
     """Random at each start of the server: after a reconnect a different one means that all sessions are gone."""
@@ -475,6 +476,10 @@ class Welcome(google.protobuf.message.Message):
     def features(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Optional abilities, by name."""
 
+    @property
+    def direct(self) -> global___DirectPath:
+        """The way past gRPC for clients of the same user on the same host; unset where there is none."""
+
     def __init__(
         self,
         *,
@@ -485,10 +490,42 @@ class Welcome(google.protobuf.message.Message):
         max_payload_bytes: builtins.int = ...,
         lease_ms: builtins.int = ...,
         heartbeat_ms: builtins.int = ...,
+        direct: global___DirectPath | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["features", b"features", "heartbeat_ms", b"heartbeat_ms", "lease_ms", b"lease_ms", "max_payload_bytes", b"max_payload_bytes", "protocol_minor", b"protocol_minor", "server_instance", b"server_instance", "stream_id", b"stream_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["direct", b"direct"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["direct", b"direct", "features", b"features", "heartbeat_ms", b"heartbeat_ms", "lease_ms", b"lease_ms", "max_payload_bytes", b"max_payload_bytes", "protocol_minor", b"protocol_minor", "server_instance", b"server_instance", "stream_id", b"stream_id"]) -> None: ...
 
 global___Welcome = Welcome
+
+@typing.final
+class DirectPath(google.protobuf.message.Message):
+    """Where workers listen for clients of the same user on the same host. A client that finds the host's name to be its own and can
+    open the folder may connect to the Unix socket `folder/N`, where N is the upper half of a lane: the number of its worker.
+    There it sends ATTACH with CreateSessionResponse.direct_token in place of the session's id, and then commands of the lane,
+    in the frames of the stream, each behind its length and a zero, of four bytes, little-endian. Replies come the way that
+    the command went. Everything else stays on the gRPC stream: leases, CREATE, CLOSE and notices, but for DETACHED, which
+    says that the lane is to be driven on the stream again.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FOLDER_FIELD_NUMBER: builtins.int
+    HOST_FIELD_NUMBER: builtins.int
+    USER_ID_FIELD_NUMBER: builtins.int
+    folder: builtins.str
+    host: builtins.str
+    """The kernel's boot id and the server's user id."""
+    user_id: builtins.int
+    def __init__(
+        self,
+        *,
+        folder: builtins.str = ...,
+        host: builtins.str = ...,
+        user_id: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["folder", b"folder", "host", b"host", "user_id", b"user_id"]) -> None: ...
+
+global___DirectPath = DirectPath
 
 @typing.final
 class Attach(google.protobuf.message.Message):
@@ -1051,6 +1088,7 @@ class CreateSessionResponse(google.protobuf.message.Message):
     MADE_MS_FIELD_NUMBER: builtins.int
     TOOLS_FIELD_NUMBER: builtins.int
     CONVERSATIONAL_FIELD_NUMBER: builtins.int
+    DIRECT_TOKEN_FIELD_NUMBER: builtins.int
     session_id: builtins.str
     """Secret: whoever has it and the identity can drive the session."""
     render_mode: builtins.str
@@ -1058,6 +1096,8 @@ class CreateSessionResponse(google.protobuf.message.Message):
     """Milliseconds that the create waited for a place, and that making the environment took."""
     made_ms: builtins.int
     conversational: builtins.bool
+    direct_token: builtins.str
+    """Opens the session on the direct path."""
     @property
     def lanes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The session's lanes; one for a scalar session."""
@@ -1087,9 +1127,10 @@ class CreateSessionResponse(google.protobuf.message.Message):
         made_ms: builtins.int = ...,
         tools: collections.abc.Iterable[global___ToolSpec] | None = ...,
         conversational: builtins.bool = ...,
+        direct_token: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["action_space", b"action_space", "metadata", b"metadata", "observation_space", b"observation_space"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["action_space", b"action_space", "conversational", b"conversational", "lanes", b"lanes", "made_ms", b"made_ms", "metadata", b"metadata", "observation_space", b"observation_space", "queued_ms", b"queued_ms", "render_mode", b"render_mode", "session_id", b"session_id", "tools", b"tools"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["action_space", b"action_space", "conversational", b"conversational", "direct_token", b"direct_token", "lanes", b"lanes", "made_ms", b"made_ms", "metadata", b"metadata", "observation_space", b"observation_space", "queued_ms", b"queued_ms", "render_mode", b"render_mode", "session_id", b"session_id", "tools", b"tools"]) -> None: ...
 
 global___CreateSessionResponse = CreateSessionResponse
 

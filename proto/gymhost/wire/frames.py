@@ -1,21 +1,25 @@
-"""Frames on byte streams: a length of four bytes, little-endian, then a serialized InteractRequest or InteractResponse.
+"""Frames on byte streams: a length and a channel, each of four bytes, little-endian, then a serialized message.
 
-gRPC frames its messages itself; Unix and TCP sockets use what is here. The same messages travel on all of them.
+The messages are those of the gRPC stream, InteractRequest and InteractResponse; gRPC frames its messages itself, Unix and TCP
+sockets use what is here. The channel tells frames for different peers behind one socket apart: on the link between a front
+and a worker it is the number of the client's stream, so that the front passes replies on unopened. It is 0 for the peer itself.
 """
 
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 
 from gymhost.wire.errors import TooLarge
 
-__all__ = ["FrameReader", "pack"]
+__all__ = ["FrameReader", "host_name", "pack"]
 
-_LENGTH = struct.Struct("<I")
+_HEADER = struct.Struct("<II")
+_SIZE = _HEADER.size
 
 
-def pack(message: bytes) -> bytes:
-    """Puts the length before a serialized message."""
-    return _LENGTH.pack(len(message)) + message
+def pack(message: bytes, channel: int = 0) -> bytes:
+    """Puts the header before a serialized message."""
+    return _HEADER.pack(len(message), channel) + message
 
 
 class FrameReader:
@@ -29,34 +33,42 @@ class FrameReader:
         self._limit = limit
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """Takes what arrived and yields each message that is now whole.
+    def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+        """Takes what arrived and yields each message that is now whole, with its channel.
 
         Raises:
             TooLarge: A message is above the limit. The stream can't be read on after this.
         """
-        if not self._buffer:
-            # The common case: one whole frame in one read, without a copy into the buffer.
-            if len(data) >= 4:
-                end = 4 + _LENGTH.unpack_from(data)[0]
-                if end == len(data):
-                    self._check(end - 4)
-                    yield data[4:]
-                    return
         buffer = self._buffer
+        if not buffer and len(data) >= _SIZE:
+            # The common case: one whole frame in one read, without a copy into the buffer.
+            length, channel = _HEADER.unpack_from(data)
+            if _SIZE + length == len(data):
+                self._check(length)
+                yield channel, data[_SIZE:]
+                return
         buffer += data
         start = 0
         have = len(buffer)
-        while have - start >= 4:
-            length: int = _LENGTH.unpack_from(buffer, start)[0]
+        while have - start >= _SIZE:
+            length, channel = _HEADER.unpack_from(buffer, start)
             self._check(length)
-            if have - start - 4 < length:
+            end = start + _SIZE + length
+            if end > have:
                 break
-            yield bytes(memoryview(buffer)[start + 4 : start + 4 + length])
-            start += 4 + length
+            yield channel, bytes(memoryview(buffer)[start + _SIZE : end])
+            start = end
         if start:
             del buffer[:start]
 
     def _check(self, length: int) -> None:
         if length > self._limit:
             raise TooLarge(f"a frame of {length} bytes is above the limit of {self._limit} bytes (--max-payload)")
+
+
+def host_name() -> str:
+    """A name that only processes under the same running kernel have; empty where there is none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

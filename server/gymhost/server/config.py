@@ -77,6 +77,10 @@ class ServerConfig:
         for name in ("workers", "grace"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InvalidArgument(f"{name} must not be negative, not {getattr(self, name)}")
+        if self.max_payload < limits.FRAME_BYTES:
+            raise InvalidArgument(
+                f"max_payload must be at least {limits.FRAME_BYTES} bytes, which a frame of small commands may have"
+            )
         if self.lease < 2 * self.heartbeat:
             raise InvalidArgument(f"lease ({self.lease:g} s) must be at least twice heartbeat ({self.heartbeat:g} s)")
         if self.log_level not in LOG_LEVELS:

@@ -10,7 +10,8 @@ that was given up, and UNAVAILABLE on lane 0 when the worker asks for no new ses
 import dataclasses
 import json
 
-# On the lane that the new session gets: payload CreateSessionRequest, reply CreateSessionResponse without id and lanes.
+# On the lane that the new session gets: payload CreateSessionRequest, whose key the front has replaced by the session's token
+# for the direct path; reply CreateSessionResponse without id and lanes.
 CREATE = 1001
 # Lane 0: no payload, reply ListEnvironmentsResponse.
 CATALOG = 1002
@@ -20,6 +21,8 @@ DESCRIBE = 1003
 LAST_SEQUENCES = 1004
 # On a lane, numbered by the front: no payload, reply SessionInfo.
 INFO = 1005
+# Lane 0, the number is that of a channel whose stream has ended: no payload, no reply.
+FORGET_CHANNEL = 1006
 
 # Seconds that all environments of a worker together get to close when the worker ends.
 CLOSE_ALL_LIMIT = 10.0
@@ -35,6 +38,7 @@ class WorkerConfig:
     Attributes:
         number: The worker's number, which is the upper half of its lanes.
         link_fd: The descriptor of its end of the link.
+        direct_path: Where to listen for clients on the same host.
         alive_fd: The descriptor that it writes a byte to every second.
         modules: Modules to import, whose environments are then hosted.
         paths: Folders to put on the import path.
@@ -46,6 +50,7 @@ class WorkerConfig:
     number: int
     link_fd: int
     alive_fd: int
+    direct_path: str
     modules: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
     max_payload: int = 64 * 1024 * 1024

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import secrets
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -18,21 +19,18 @@ from grpc_reflection.v1alpha import reflection
 from gymhost.server.addresses import ensure_free
 from gymhost.server.config import ServerConfig
 from gymhost.server.front.identity import Identities
-from gymhost.server.front.service import Service
+from gymhost.server.front.service import SERVICE, Service, handlers
 from gymhost.server.front.sessions import SessionTable
 from gymhost.server.front.stream import Streams
 from gymhost.server.front.workers import Worker, WorkerPool
 from gymhost.v1 import environments_pb2 as pb
-from gymhost.v1 import environments_pb2_grpc as rpc
 from gymhost.wire import errors, limits
+from gymhost.wire.frames import host_name
 
 # gRPC's asyncio health service, which has no types of its own.
 health: Any = health_v1.aio  # pyright: ignore[reportAttributeAccessIssue]
 
 log = logging.getLogger("gymhost.server")
-
-SERVICE = pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
-
 
 class Server:
     """A running environment server.
@@ -46,7 +44,8 @@ class Server:
         self.address = config.address
         self._pool = WorkerPool(config, self)
         self._table = SessionTable(config, self._pool)
-        self._streams = Streams(config, self._table, secrets.token_hex(16))
+        direct = pb.DirectPath(folder=str(self._pool.folder), host=host_name(), user_id=os.getuid())
+        self._streams = Streams(config, self._table, secrets.token_hex(16), direct)
         self._grpc: Any = None
         self._health: Any = health.HealthServicer()
         self._sweep: asyncio.Task[None] | None = None
@@ -76,7 +75,7 @@ class Server:
         service = Service(
             Identities(self.config.tokens), self._table, self._pool, self._streams, self.config.queue_timeout
         )
-        rpc.add_EnvironmentServiceServicer_to_server(service, self._grpc)
+        self._grpc.add_generic_rpc_handlers((handlers(service),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)  # pyright: ignore[reportUnknownMemberType]
         names = (SERVICE, health_v1.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._grpc)
@@ -111,6 +110,7 @@ class Server:
         for worker in self._pool.workers.values():
             if worker.pid:
                 worker.kill("the server was stopped at once")
+        shutil.rmtree(self._pool.folder, ignore_errors=True)
 
     # -- WorkerEvents --------------------------------------------------------------------------------------------------
 

@@ -21,12 +21,14 @@ CODE_KEY, ERROR_KEY = "gymhost-code", "gymhost-error-bin"
 # Seconds to make an environment for its description.
 DESCRIBE_LIMIT = 300.0
 
+SERVICE = pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
+
 Context = grpc.aio.ServicerContext[Any, Any]
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
 class UnaryCall:
-    """Where the reply of a unary command goes: a Sink with room for one."""
+    """Where the reply of a unary command goes: it drives its session for as long as it runs."""
 
     def __init__(self, sequence: int) -> None:
         self._sequence = sequence
@@ -208,6 +210,7 @@ class Service(rpc.EnvironmentServiceServicer):
             call = UnaryCall(request.sequence)
             session.calls += 1
             self._table.attach(session, call)
+            session.worker.calls[session.lane] = call
             try:
                 session.worker.send(pb.InteractRequest(commands=[command]))
                 return await call.reply
@@ -217,5 +220,25 @@ class Service(rpc.EnvironmentServiceServicer):
                 raise
             finally:
                 session.calls -= 1
+                if session.worker.calls.get(session.lane) is call:
+                    del session.worker.calls[session.lane]
                 self._table.detach(session, call)
         raise AssertionError("unreachable")
+
+
+def handlers(service: Service) -> grpc.GenericRpcHandler:
+    """How the service is served: frames of replies leave as the bytes that they are."""
+    collected: dict[str, Any] = {}
+
+    class Collector:
+        def add_generic_rpc_handlers(self, handlers: Any) -> None:
+            """The generated code offers its handlers here too."""
+
+        def add_registered_method_handlers(self, name: str, methods: dict[str, Any]) -> None:
+            collected.update(methods)
+
+    rpc.add_EnvironmentServiceServicer_to_server(service, Collector())  # pyright: ignore[reportArgumentType]
+    collected["Interact"] = grpc.stream_stream_rpc_method_handler(
+        service.Interact, request_deserializer=pb.InteractRequest.FromString
+    )
+    return grpc.method_handlers_generic_handler(SERVICE, collected)

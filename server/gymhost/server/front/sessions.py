@@ -137,6 +137,8 @@ class SessionTable:
         self, identity: str, request: pb.CreateSessionRequest, info: pb.EnvironmentInfo, worker: Worker, queued: float
     ) -> tuple[Session, bytes]:
         lane = worker.new_lane()
+        token = secrets.token_bytes(16)
+        request.idempotency_key = token  # of no more use here; the worker takes it for the session's token
         patience = info.reset_timeout_ms / 1000 + WORKER_GRACE if info.reset_timeout_ms else None
         try:
             async with asyncio.timeout(patience):
@@ -161,7 +163,9 @@ class SessionTable:
         self.by_id[session.id] = session
         self._by_lane[lane] = session
         # Serialized messages that follow each other are merged by whoever parses them.
-        head = pb.CreateSessionResponse(session_id=session.id, lanes=[lane], queued_ms=round(queued * 1000))
+        head = pb.CreateSessionResponse(
+            session_id=session.id, lanes=[lane], queued_ms=round(queued * 1000), direct_token=token.hex()
+        )
         return session, head.SerializeToString() + made
 
     async def _take_place(self, limit: float) -> None:
@@ -239,14 +243,12 @@ class SessionTable:
         if before is not None and before is not sink:
             before.notice(session.lane, errors.Detached("another stream drives the session now"))
         session.sink = sink
-        session.worker.sinks[session.lane] = sink
 
     def detach(self, session: Session, sink: Sink) -> None:
         """Ends what `attach` began, unless another sink has the session by now."""
         if session.sink is sink:
             session.sink = None
             session.heard = asyncio.get_running_loop().time()
-            session.worker.sinks.pop(session.lane, None)
 
     # -- end -----------------------------------------------------------------------------------------------------------
 
@@ -279,7 +281,6 @@ class SessionTable:
         if session.sink is not None and tell:
             session.sink.notice(session.lane, why)
         worker = session.worker
-        worker.sinks.pop(session.lane, None)
         if isinstance(why, errors.SessionExpired):
             log.info("session %s#%d expired: %s", session.environment_id, session.lane & 0xFFFFFFFF, why.message)
         closing = asyncio.ensure_future(self._close_in_worker(worker, session.lane))

@@ -1,8 +1,10 @@
 """The Interact stream: frames of commands in, frames of replies out."""
 
 import asyncio
+import itertools
 import logging
 import secrets
+from collections.abc import Iterator
 from typing import Any
 
 import grpc.aio
@@ -16,13 +18,16 @@ from gymhost.wire import errors, limits
 
 log = logging.getLogger("gymhost.server")
 
-# What a reply weighs in the queue beyond its payload.
-REPLY_OVERHEAD = 64
+# A frame above this has a single large reply in it.
+LARGE = limits.FRAME_BYTES + limits.ENVELOPE
 
 # Of these the front reads the envelope alone.
 RESET, CALL, CANCEL = pb.COMMAND_KIND_RESET, pb.COMMAND_KIND_CALL, pb.COMMAND_KIND_CANCEL
 
-Context = grpc.aio.ServicerContext[pb.InteractRequest, pb.InteractResponse]
+# Frames go out as bytes, as they come from the workers.
+Context = grpc.aio.ServicerContext[pb.InteractRequest, bytes]
+
+_channels = itertools.count(1)
 
 
 class Stream:
@@ -30,87 +35,86 @@ class Stream:
 
     Attributes:
         id: What a bulk stream names this one by.
+        channel: What workers name it by.
         identity: Who opened it.
         heard: When a command last came, by the loop's clock.
     """
 
     def __init__(self, identity: str, table: SessionTable) -> None:
         self.id = secrets.token_hex(16)
+        self.channel = next(_channels)
         self.identity = identity
         self.heard = asyncio.get_running_loop().time()
         # Which worker has the lane of a command: all that the way of a step needs to know.
         self.lanes: dict[int, Worker] = {}
-        self.wake = asyncio.Event()
         self.bulk: Stream | None = None
         self._table = table
-        self._out = pb.InteractResponse()
-        self._large: list[pb.Reply] = []
+        self._workers: set[Worker] = set()
+        # Serialized frames; those that follow each other in one message are merged by whoever parses it.
+        self._frames: list[bytes] = []
+        self._large: list[bytes] = []
         self._queued = 0
+        self._wake = asyncio.Event()
         self._cut_off = False
 
-    # -- a Sink --------------------------------------------------------------------------------------------------------
+    # -- replies -------------------------------------------------------------------------------------------------------
 
-    def put(self, reply: pb.Reply) -> None:
-        """Queues a reply; a large one for the bulk stream."""
-        size = len(reply.payload)
+    def put_frame(self, frame: bytes) -> None:
+        """Queues a frame of replies; a large one for the bulk stream."""
+        size = len(frame)
         if self._queued and self._queued + size > limits.MAX_QUEUED:
             self._cut_off = True
+        elif size <= LARGE:
+            self._queued += size
+            self._frames.append(frame)
+        elif self.bulk is not None:
+            self.bulk.put_here(frame)
         else:
-            self._queued += size + REPLY_OVERHEAD
-            if size > limits.FRAME_BYTES:
-                self._put_large(reply)
-            else:
-                self._out.replies.append(reply)
-        self.wake.set()
+            self._queued += size
+            if not self._large:
+                self._frames.append(_frame(pb.Reply(code=pb.REPLY_CODE_WANT_BULK)))
+            self._large.append(frame)
+        self._wake.set()
+
+    def put_here(self, frame: bytes) -> None:
+        """Queues a frame on this very stream, whatever its size."""
+        if self._queued and self._queued + len(frame) > limits.MAX_QUEUED:
+            self._cut_off = True
+        else:
+            self._queued += len(frame)
+            self._frames.append(frame)
+        self._wake.set()
+
+    def set_bulk(self, bulk: "Stream") -> None:
+        """Sends large frames there from now on, those that wait first."""
+        self.bulk = bulk
+        waiting, self._large = self._large, []
+        for frame in waiting:
+            self._queued -= len(frame)
+            bulk.put_here(frame)
+
+    def answer(self, number: int, payload: bytes) -> None:
+        """Queues the reply to a command that is not numbered on a lane."""
+        self.put_frame(_frame(pb.Reply(sequence=number, payload=payload)))
+
+    def fail(self, lane: int, number: int, error: BaseException) -> None:
+        """Queues a failure."""
+        code, message = errors.to_wire(error)
+        reply = pb.Reply(lane=lane, sequence=number, code=code, payload=message.SerializeToString())  # pyright: ignore[reportArgumentType]
+        self.put_frame(_frame(reply))
 
     def notice(self, lane: int, error: errors.Error) -> None:
         """Queues what is told about a lane without a command: it is no longer this stream's."""
         self.lanes.pop(lane, None)
         self.fail(lane, 0, error)
 
-    def _put_large(self, reply: pb.Reply) -> None:
-        if self.bulk is not None:
-            self._queued -= len(reply.payload) + REPLY_OVERHEAD
-            self.bulk.put_here(reply)
-            return
-        if not self._large:
-            self._out.replies.add(code=pb.REPLY_CODE_WANT_BULK)
-        self._large.append(reply)
-
-    def put_here(self, reply: pb.Reply) -> None:
-        """Queues a reply on this very stream, whatever its size."""
-        self._queued += len(reply.payload) + REPLY_OVERHEAD
-        if self._queued > limits.MAX_QUEUED + limits.MAX_PAYLOAD:
-            self._cut_off = True
-        else:
-            self._out.replies.append(reply)
-        self.wake.set()
-
-    def set_bulk(self, bulk: "Stream") -> None:
-        """Sends large replies there from now on, those that wait first."""
-        self.bulk = bulk
-        waiting, self._large = self._large, []
-        for reply in waiting:
-            self._put_large(reply)
-
-    # -- replies of the front itself -----------------------------------------------------------------------------------
-
-    def answer(self, number: int, payload: bytes) -> None:
-        """Queues the reply to a command that is not numbered on a lane."""
-        self.put(pb.Reply(sequence=number, payload=payload))
-
-    def fail(self, lane: int, number: int, error: BaseException) -> None:
-        """Queues a failure."""
-        code, message = errors.to_wire(error)
-        self.put(pb.Reply(lane=lane, sequence=number, code=code, payload=message.SerializeToString()))  # pyright: ignore[reportArgumentType]
-
     async def write(self, context: Context) -> None:
-        """Writes what is queued, frame by frame, until cancelled.
+        """Writes what is queued, until cancelled.
 
         Raises:
             TooLarge: The client reads too slowly; it is cut off, and loses nothing: replies are kept by the workers.
         """
-        wake = self.wake
+        wake = self._wake
         while True:
             await wake.wait()
             wake.clear()
@@ -119,14 +123,15 @@ class Stream:
                     f"more than {limits.MAX_QUEUED} bytes of replies wait for this client: it reads too slowly and is "
                     "cut off"
                 )
-            out, self._out = self._out, pb.InteractResponse()
-            queued, self._queued = self._queued, 0
-            if len(out.replies) <= limits.FRAME_ITEMS and queued <= limits.FRAME_BYTES:
-                if out.replies:
-                    await context.write(out)
-                continue
-            for frame in _frames(out):
-                await context.write(frame)
+            frames, self._frames = self._frames, []
+            if len(frames) == 1:
+                message = frames[0]
+                await context.write(message)
+                self._queued -= len(message)
+            else:
+                for message in _merged(frames):
+                    await context.write(message)
+                    self._queued -= len(message)
 
     # -- lanes ---------------------------------------------------------------------------------------------------------
 
@@ -134,6 +139,8 @@ class Stream:
         """Makes this the stream of a session."""
         self._table.attach(session, self)
         self.lanes[session.lane] = session.worker
+        session.worker.channels[self.channel] = self
+        self._workers.add(session.worker)
 
     def detach_all(self) -> None:
         """Lets go of all lanes; their sessions live on as long as their leases."""
@@ -142,23 +149,27 @@ class Stream:
             if session is not None:
                 self._table.detach(session, self)
         self.lanes.clear()
+        for worker in self._workers:
+            worker.forget_channel(self.channel)
 
 
-def _frames(out: pb.InteractResponse) -> list[pb.InteractResponse]:
-    """Cuts a queue into frames within the limits."""
-    frames: list[pb.InteractResponse] = []
-    frame = pb.InteractResponse()
+def _frame(reply: pb.Reply) -> bytes:
+    return pb.InteractResponse(replies=[reply]).SerializeToString()
+
+
+def _merged(frames: list[bytes]) -> Iterator[bytes]:
+    """Joins frames to messages of at most the size of a frame; only a larger one stays as it is."""
+    parts: list[bytes] = []
     size = 0
-    for reply in out.replies:
-        length = len(reply.payload)
-        if frame.replies and (len(frame.replies) == limits.FRAME_ITEMS or size + length > limits.FRAME_BYTES):
-            frames.append(frame)
-            frame = pb.InteractResponse()
+    for frame in frames:
+        if parts and size + len(frame) > LARGE:
+            yield b"".join(parts)
+            parts = []
             size = 0
-        frame.replies.append(reply)
-        size += length
-    frames.append(frame)
-    return frames
+        parts.append(frame)
+        size += len(frame)
+    if parts:
+        yield b"".join(parts)
 
 
 class Streams:
@@ -168,10 +179,12 @@ class Streams:
         config: The server's settings.
         table: The sessions.
         instance: Names this run of the server.
+        direct: Where clients on the same host find the workers.
     """
 
-    def __init__(self, config: ServerConfig, table: SessionTable, instance: str) -> None:
+    def __init__(self, config: ServerConfig, table: SessionTable, instance: str, direct: pb.DirectPath) -> None:
         self._config = config
+        self._direct = direct
         self._table = table
         self._instance = instance
         self._streams: dict[str, Stream] = {}
@@ -245,7 +258,7 @@ class Streams:
     async def _take_all(self, stream: Stream, own: Stream, frame: pb.InteractRequest | None, context: Context) -> None:
         """Takes frames of commands; those of a bulk stream count as its main stream's."""
         loop = asyncio.get_running_loop()
-        lanes = stream.lanes
+        lanes, channel = stream.lanes, stream.channel
         while frame is not None:
             stream.heard = own.heard = loop.time()
             batches: dict[Worker, pb.InteractRequest] = {}
@@ -260,7 +273,7 @@ class Streams:
                 else:
                     self._control(stream, command)
             for worker, batch in batches.items():
-                worker.send(batch)
+                worker.send(batch, channel)
             frame = await self._read(context)
 
     async def _read(self, context: Context) -> pb.InteractRequest | None:
@@ -315,6 +328,7 @@ class Streams:
             max_payload_bytes=self._config.max_payload,
             lease_ms=round(self._config.lease * 1000),
             heartbeat_ms=round(self._config.heartbeat * 1000),
+            direct=self._direct,
         )
         stream.answer(number, welcome.SerializeToString())
 

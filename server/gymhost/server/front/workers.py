@@ -4,9 +4,12 @@ import asyncio
 import collections
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any, Protocol
 
 from gymhost.server import link
@@ -18,6 +21,22 @@ from gymhost.wire.limits import ENVELOPE
 
 log = logging.getLogger("gymhost.server")
 
+class Channel(Protocol):
+    """A stream, as the link knows it."""
+
+    def put_frame(self, frame: bytes) -> None:
+        """Takes a frame of replies, unopened."""
+        ...
+
+
+class Call(Protocol):
+    """A unary call, as the link knows it."""
+
+    def put(self, reply: pb.Reply) -> None:
+        """Takes a reply on the call's lane."""
+        ...
+
+
 # Seconds that a worker gets to import its modules.
 START_LIMIT = 120.0
 # The most seconds between two tries to replace a worker that dies as it starts.
@@ -25,11 +44,7 @@ MAX_BACKOFF = 30.0
 
 
 class Sink(Protocol):
-    """Where the replies of a lane go: a stream, or a unary call."""
-
-    def put(self, reply: pb.Reply) -> None:
-        """Takes a reply that answers a command of the lane."""
-        ...
+    """Who drives a session: a stream, or a unary call."""
 
     def notice(self, lane: int, error: errors.Error) -> None:
         """Takes what is told about the lane without a command."""
@@ -41,16 +56,21 @@ class Worker(asyncio.Protocol):
 
     Attributes:
         number: Unique among the workers of this server; the upper half of the worker's lanes.
-        sinks: Where the replies of each lane go. A lane without one drops its replies: the worker keeps the last.
+        channels: The streams that have sent commands here, by number: frames of replies name it. Replies for one that is
+            gone are dropped: the worker keeps the last of each lane.
+        calls: The unary calls, by the lane that each has a command on.
         sessions: How many sessions it has, those in the making included.
         ready: It has said what it hosts.
         closing: It gets no new sessions.
     """
 
-    def __init__(self, number: int, config: ServerConfig, owner: "WorkerEvents", *, dedicated: bool) -> None:
+    def __init__(
+        self, number: int, config: ServerConfig, owner: "WorkerEvents", folder: Path, *, dedicated: bool
+    ) -> None:
         self.number = number
         self.dedicated = dedicated
-        self.sinks: dict[int, Sink] = {}
+        self.channels: dict[int, Channel] = {}
+        self.calls: dict[int, Call] = {}
         self.sessions = 0
         self.ready = False
         self.closing = False
@@ -58,6 +78,7 @@ class Worker(asyncio.Protocol):
         self.pid = 0
         self._config = config
         self._owner = owner
+        self._folder = folder
         self._lanes = 0
         self._numbers = 0
         self._requests: dict[int, asyncio.Future[bytes]] = {}
@@ -87,6 +108,7 @@ class Worker(asyncio.Protocol):
             number=self.number,
             link_fd=theirs.fileno(),
             alive_fd=alive_write,
+            direct_path=str(self._folder / str(self.number)),
             modules=self._config.modules,
             paths=self._config.paths,
             max_payload=self._config.max_payload,
@@ -123,6 +145,7 @@ class Worker(asyncio.Protocol):
         except errors.EnvironmentFault as error:
             self.kill(error.message)
             raise
+        self.ready = True
         return pb.ListEnvironmentsResponse.FromString(answer)
 
     async def stop(self, limit: float) -> None:
@@ -218,21 +241,28 @@ class Worker(asyncio.Protocol):
             asyncio.get_running_loop().call_later(1.0, self.kill, "it closed its link")
 
     def data_received(self, data: bytes) -> None:
-        """Part of asyncio.Protocol: hands each reply to whoever drives its lane."""
-        sinks = self.sinks
+        """Part of asyncio.Protocol: hands frames of replies to their streams, and opens those for the front itself."""
+        channels = self.channels
         try:
-            for message in self._reader.feed(data):
-                for reply in pb.InteractResponse.FromString(message).replies:
-                    if reply.sequence and (sink := sinks.get(reply.lane)) is not None:
-                        sink.put(reply)
-                    elif not reply.lane or not reply.sequence:
-                        self._control(reply)
+            for channel, message in self._reader.feed(data):
+                if channel:
+                    if (stream := channels.get(channel)) is not None:
+                        stream.put_frame(message)
+                else:
+                    for reply in pb.InteractResponse.FromString(message).replies:
+                        self._take(reply)
         except errors.TooLarge as error:
             self.kill(error.message)
 
-    def send(self, frame: pb.InteractRequest) -> None:
-        """Sends a frame of commands."""
-        self._transport.write(pack(frame.SerializeToString()))
+    def send(self, frame: pb.InteractRequest, channel: int = 0) -> None:
+        """Sends a frame of commands, which came from a stream or are the front's own."""
+        self._transport.write(pack(frame.SerializeToString(), channel))
+
+    def forget_channel(self, channel: int) -> None:
+        """Ends a channel whose stream has ended."""
+        if self.channels.pop(channel, None) is not None and not self._dead:
+            command = pb.Command(sequence=channel, kind=link.FORGET_CHANNEL)  # pyright: ignore[reportArgumentType]
+            self.send(pb.InteractRequest(commands=[command]))
 
     def request(self, kind: int, lane: int, payload: bytes) -> asyncio.Future[bytes]:
         """Sends a command of the front's own; the future gets the reply's payload, or an `Error`."""
@@ -253,8 +283,13 @@ class Worker(asyncio.Protocol):
         self._lanes += 1
         return self.number << 32 | self._lanes
 
-    def _control(self, reply: pb.Reply) -> None:
-        if reply.lane == 0 and reply.sequence:
+    def _take(self, reply: pb.Reply) -> None:
+        """Takes a reply to a unary call or to the front's own command, or a notice."""
+        if reply.sequence:
+            if reply.lane:
+                if (call := self.calls.get(reply.lane)) is not None:
+                    call.put(reply)
+                return
             future = self._requests.get(reply.sequence)
             if future is not None and not future.done():
                 if reply.code:
@@ -267,10 +302,8 @@ class Worker(asyncio.Protocol):
             self.closing = True
             self.reason = self.reason or error.message
             self._owner.worker_tainted(self)
-        elif isinstance(error, (errors.SessionLost, errors.SessionExpired)):
+        else:
             self._owner.session_ended(reply.lane, error)
-        elif (sink := self.sinks.get(reply.lane)) is not None:
-            sink.put(reply)  # the answer to a command that a client numbered 0
 
     def _died(self) -> None:
         if self._dead:
@@ -313,6 +346,8 @@ class WorkerPool:
     def __init__(self, config: ServerConfig, events: WorkerEvents) -> None:
         self._config = config
         self._events = events
+        # Where the workers listen for clients on this host; nobody else can open it.
+        self.folder = Path(tempfile.mkdtemp(prefix="gymhost-workers-"))
         self._numbers = 0
         self.stopping = False
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -338,6 +373,7 @@ class WorkerPool:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*(worker.stop(limit) for worker in list(self.workers.values())))
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     async def pick(self, *, dedicated: bool) -> Worker:
         """The worker for a new session, counted as one of its sessions: the one with the fewest, or one of its own.
@@ -386,7 +422,7 @@ class WorkerPool:
             raise errors.ServerUnavailable("the server has no worker: see its log for why they end") from None
 
     def _new(self, *, dedicated: bool) -> Worker:
-        worker = Worker(self._numbers, self._config, self._events, dedicated=dedicated)
+        worker = Worker(self._numbers, self._config, self._events, self.folder, dedicated=dedicated)
         self._numbers += 1
         self.workers[worker.number] = worker
         return worker

@@ -1,4 +1,4 @@
-"""The worker's side of the link: takes frames of commands, hands them to sessions, sends frames of replies."""
+"""The worker as a whole: its sessions, what the front asks of it, and the limits of what runs."""
 
 import asyncio
 import collections
@@ -14,19 +14,42 @@ from google.protobuf.message import DecodeError as ProtobufDecodeError
 from gymhost.envs import registration
 from gymhost.server import link
 from gymhost.server.worker import describe
-from gymhost.server.worker.session import MODES, Session, failure
+from gymhost.server.worker.links import DirectLink, FrontLink
+from gymhost.server.worker.outlet import Outlet
+from gymhost.server.worker.session import MODES, Session
 from gymhost.server.worker.watchdog import Watchdog
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors, values
-from gymhost.wire.frames import FrameReader, pack
-from gymhost.wire.limits import ENVELOPE, FRAME_BYTES, FRAME_ITEMS
 
 # How often the deadlines of running calls are looked at, and the idle limits of sessions, in seconds.
 SWEEP = 0.1
 IDLE_SWEEP = 1.0
 
 
-class Host(asyncio.Protocol):
+class Turn:
+    """A part of a turn of the loop whose replies leave together at its end. Entered for each frame that arrives."""
+
+    __slots__ = ("_laden", "open")
+
+    def __init__(self) -> None:
+        self.open = False
+        self._laden: list[Outlet] = []
+
+    def __enter__(self) -> None:
+        self.open = True
+
+    def __exit__(self, *exc: object) -> None:
+        self.open = False
+        laden, self._laden = self._laden, []
+        for outlet in laden:
+            outlet.flush()
+
+    def add(self, outlet: Outlet) -> None:
+        """Has an outlet flushed at the end."""
+        self._laden.append(outlet)
+
+
+class Host:
     """All that one worker does, on one event loop.
 
     Args:
@@ -40,17 +63,16 @@ class Host(asyncio.Protocol):
         self.sessions: dict[int, Session] = {}
         self.problems: list[registration.Problem] = []
         self._import_failure: ImportError | None = None
-        self._reader = FrameReader(config.max_payload + ENVELOPE)
-        self._outbox: list[tuple[int, int, int, bytes]] = []
-        self._flushing = False
+        # The sessions by the token that opens them to clients on the same host.
+        self.by_token: dict[str, Session] = {}
+        self.turn = Turn()
         # Calls that other threads hand to the loop; one wake-up serves all that have gathered.
         self._posted: collections.deque[tuple[Callable[[Any], None], Any]] = collections.deque()
         self._woken = False
         self._watched: dict[int, Session] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._tainted = False
-        self._transport: asyncio.Transport
-        self._closed: asyncio.Future[None]
+        self._front: FrontLink
 
     def load(self) -> None:
         """Imports the modules that register environments; the front is told of one that fails when it asks."""
@@ -65,69 +87,27 @@ class Host(asyncio.Protocol):
     async def serve(self, end: socket.socket) -> None:
         """Serves the link until the front closes it, then closes what is left."""
         self.loop = asyncio.get_running_loop()
-        self._closed = self.loop.create_future()
-        await self.loop.create_unix_connection(lambda: self, sock=end)
+        self._front = FrontLink(self)
+        direct = await self.loop.create_unix_server(lambda: DirectLink(self), self.config.direct_path, backlog=1024)
+        await self.loop.create_unix_connection(lambda: self._front, sock=end)
         sweeps = [self.loop.create_task(self._sweep()), self.loop.create_task(self._sweep_idle())]
-        await self._closed
+        await self._front.closed
+        direct.close()
         for sweep in sweeps:
             sweep.cancel()
         await self._close_all()
 
-    # -- the link ------------------------------------------------------------------------------------------------------
+    def flush_later(self, outlet: Outlet) -> None:
+        """Has an outlet flushed at the end of this turn of the loop. On the event loop only."""
+        turn = self.turn
+        turn.add(outlet)
+        if not turn.open:
+            turn.open = True
+            self.loop.call_soon(turn.__exit__)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Part of asyncio.Protocol."""
-        self._transport = transport  # pyright: ignore[reportAttributeAccessIssue]
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Part of asyncio.Protocol."""
-        if not self._closed.done():
-            self._closed.set_result(None)
-
-    def data_received(self, data: bytes) -> None:
-        """Part of asyncio.Protocol: runs all commands of a frame, then sends their replies together."""
-        self._flushing = True
-        sessions = self.sessions
-        for message in self._reader.feed(data):
-            for command in pb.InteractRequest.FromString(message).commands:
-                session = sessions.get(command.lane)
-                kind = command.kind
-                if session is not None and pb.COMMAND_KIND_RESET <= kind <= pb.COMMAND_KIND_CALL:
-                    session.submit(command)
-                else:
-                    self._control(session, command)
-        self.flush()
-
-    def send(self, lane: int, sequence: int, code: int, payload: bytes) -> None:
-        """Queues a reply; what is queued in one turn of the loop leaves in one frame. On the event loop only."""
-        self._outbox.append((lane, sequence, code, payload))
-        if not self._flushing:
-            self._flushing = True
-            self.loop.call_soon(self.flush)
-
-    def send_error(self, lane: int, sequence: int, error: BaseException) -> None:
-        """Queues a failure."""
-        self.send(lane, sequence, *failure(error))
-
-    def flush(self) -> None:
-        """Sends what is queued."""
-        self._flushing = False
-        outbox, self._outbox = self._outbox, []
-        frame = pb.InteractResponse()
-        add = frame.replies.add
-        items = size = 0
-        for lane, sequence, code, payload in outbox:
-            length = len(payload)
-            if items and (items == FRAME_ITEMS or size + length > FRAME_BYTES):
-                self._transport.write(pack(frame.SerializeToString()))
-                frame = pb.InteractResponse()
-                add = frame.replies.add
-                items = size = 0
-            add(lane=lane, sequence=sequence, code=code, payload=payload)  # pyright: ignore[reportArgumentType]
-            items += 1
-            size += length
-        if items:
-            self._transport.write(pack(frame.SerializeToString()))
+    def tell_front(self, lane: int, error: BaseException) -> None:
+        """Sends the front a notice: of a lane, or of the worker itself on lane 0."""
+        self._front.outlet(0).send_error(lane, 0, error)
 
     def post(self, call: Callable[[Any], None], argument: Any) -> None:
         """Has the event loop make a call. From any thread."""
@@ -162,8 +142,8 @@ class Host(asyncio.Protocol):
 
     # -- control -------------------------------------------------------------------------------------------------------
 
-    def _control(self, session: Session | None, command: pb.Command) -> None:
-        """Takes a command that is not numbered on a lane. Its reply goes to lane 0 with the front's number."""
+    def control(self, session: Session | None, command: pb.Command, outlet: Outlet) -> None:
+        """Takes a command of the front that is not numbered on a lane. Its reply goes to lane 0 with its number."""
         kind, number = command.kind, command.sequence
         try:
             if kind == link.CREATE:
@@ -182,20 +162,29 @@ class Host(asyncio.Protocol):
                 self._close(command.lane, number)
             elif session is None and kind < link.CREATE:
                 # A lane that ended while the command was on its way; the front has told its client, or will.
-                self.send_error(command.lane, number, errors.SessionLost("the session has ended"))
+                outlet.send_error(command.lane, number, errors.SessionLost("the session has ended"))
+            elif kind == link.FORGET_CHANNEL:
+                self._front.forget(number)
             elif session is None:
                 raise errors.SessionLost("the session has ended")
             elif kind == link.LAST_SEQUENCES:
+                # A stream has attached the session: from now on it is driven there.
+                if session.direct is not None:
+                    session.direct.detach(session)
                 self._answer(number, pb.Attached(last_sequences=[session.last]))
             elif kind == link.INFO:
                 self._answer(number, pb.SessionInfo(busy=session.busy, steps=session.last))
             else:
                 raise errors.ServerFault(f"no worker command of kind {kind}")
         except (errors.Error, ProtobufDecodeError) as error:
-            self.send_error(0, number, error)
+            self._refuse(number, error)
 
-    def _answer(self, number: int, message: Any) -> None:
-        self.send(0, number, 0, message.SerializeToString())
+    def _answer(self, number: int, message: Any = None) -> None:
+        payload = message.SerializeToString() if message is not None else b""
+        self._front.outlet(0).send(0, number, 0, payload)
+
+    def _refuse(self, number: int, error: BaseException) -> None:
+        self._front.outlet(0).send_error(0, number, error)
 
     def _create(self, lane: int, number: int, request: pb.CreateSessionRequest) -> None:
         hosting = registration.hosted(request.environment_id)
@@ -220,29 +209,38 @@ class Host(asyncio.Protocol):
             self._leave_if_done()
 
         self.sessions[lane] = session
+        self.by_token[session.token] = session
         session.start(kwargs, made)
 
     async def _describe(self, number: int, request: pb.GetEnvironmentRequest) -> None:
         try:
             self._answer(number, await asyncio.to_thread(describe.describe, request))
         except BaseException as error:  # noqa: BLE001 - the environment's own code ran
-            self.send_error(0, number, error)
+            self._refuse(number, error)
 
     def _close(self, lane: int, number: int) -> None:
-        session = self.sessions.pop(lane, None)
+        session = self.sessions.get(lane)
         if session is None:
-            self.send(0, number, 0, b"")
+            self._answer(number)
             return
 
         def closed(error: BaseException | None) -> None:
             if error is None:
-                self.send(0, number, 0, b"")
+                self._answer(number)
             else:
-                self.send_error(0, number, error)
+                self._refuse(number, error)
             self._leave_if_done()
 
+        self._forget(session)
         session.cancel()
         session.close(closed)
+
+    def _forget(self, session: Session) -> None:
+        """Takes a session out of the tables: no command reaches it any more."""
+        self.sessions.pop(session.lane, None)
+        self.by_token.pop(session.token, None)
+        if session.direct is not None:
+            session.direct.end(session)
 
     async def _close_all(self) -> None:
         """Closes every environment, for at most as long as one close may take."""
@@ -290,7 +288,7 @@ class Host(asyncio.Protocol):
             idle = [s for s in self.sessions.values() if s.idle_limit and not s.busy and now > s.touched + s.idle_limit]
             for session in idle:
                 why = f"no command came for {session.idle_limit:g} s (the session's idle_timeout)"
-                self.send_error(session.lane, 0, errors.SessionExpired(why))
+                self.tell_front(session.lane, errors.SessionExpired(why))
 
     def give_up(self, session: Session, why: str) -> None:
         """Declares a session lost whose code can't be stopped, and asks for no more sessions.
@@ -299,14 +297,14 @@ class Host(asyncio.Protocol):
         """
         self._watched.pop(session.lane, None)
         session.deadline = -1.0
-        self.sessions.pop(session.lane, None)
+        self._forget(session)
         lost = errors.SessionLost(f"{why} and could not be stopped: the session is lost", limit=session.limit)
-        if session.busy:
-            self.send_error(session.lane, session.last, lost)
-        self.send_error(session.lane, 0, lost)
+        if session.busy and session.outlet is not None:
+            session.outlet.send_error(session.lane, session.last, lost)
+        self.tell_front(session.lane, lost)
         if not self._tainted:
             self._tainted = True
-            self.send_error(0, 0, errors.ServerUnavailable(why))
+            self.tell_front(0, errors.ServerUnavailable(why))
             self.loop.call_later(self.config.grace, self._leave)
         self._leave_if_done()
 

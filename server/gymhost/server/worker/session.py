@@ -9,17 +9,19 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, cast
 
 import gymnasium
-from google.protobuf.message import DecodeError as ProtobufDecodeError
 from gymnasium.wrappers import OrderEnforcing
 
 from gymhost.envs.registration import Hosting, make
 from gymhost.server.worker.calls import CALLS, Defaults
+from gymhost.server.worker.failure import failure, unimplemented
 from gymhost.server.worker.output import current_session
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors
 
 if TYPE_CHECKING:
     from gymhost.server.worker.host import Host
+    from gymhost.server.worker.links import DirectLink
+    from gymhost.server.worker.outlet import Outlet
 
 # Seconds that closing an environment may take, and that a coroutine gets to end once it is cancelled.
 CLOSE_LIMIT = 10.0
@@ -40,8 +42,8 @@ class Session(abc.ABC):
     """
 
     __slots__ = (
-        "busy", "code", "deadline", "defaults", "env", "environment_id", "host", "hosting", "idle_limit", "lane", "last",
-        "limit", "reply", "touched",
+        "busy", "code", "deadline", "defaults", "direct", "env", "environment_id", "host", "hosting", "idle_limit", "lane",
+        "last", "limit", "outlet", "reply", "token", "touched",
     )  # fmt: skip
 
     def __init__(self, host: "Host", lane: int, request: pb.CreateSessionRequest, hosting: Hosting) -> None:
@@ -56,6 +58,11 @@ class Session(abc.ABC):
         if request.split:
             self.defaults["split"] = request.split
         self.idle_limit = request.idle_timeout_ms / 1000
+        # The front puts it there: what opens the session to a client on the same host, and the socket that did.
+        self.token = request.idempotency_key.hex()
+        self.direct: DirectLink | None = None
+        # Where the last command came from, and its reply goes.
+        self.outlet: Outlet | None = None
         # The last number and its reply, `b""` and code 0 while it runs.
         self.last = 0
         self.code = 0
@@ -71,23 +78,25 @@ class Session(abc.ABC):
 
     # -- the lane ------------------------------------------------------------------------------------------------------
 
-    def submit(self, command: pb.Command) -> None:
+    def submit(self, command: pb.Command, outlet: "Outlet") -> None:
         """Takes a numbered command: runs it, answers it from the store, or refuses it."""
         sequence = command.sequence
         if sequence == self.last + 1 and not self.busy:
             self.last = sequence
             self.busy = True
+            self.outlet = outlet
             self.run(command.kind, command.payload, command.time_left_ms)
         elif sequence == self.last and sequence:
-            # Running still: its reply is on the way to whoever is attached by then.
+            # Running still: its reply goes the way of the newest asker, once it is there.
+            self.outlet = outlet
             if not self.busy:
-                self.host.send(self.lane, sequence, self.code, self.reply)
+                outlet.send(self.lane, sequence, self.code, self.reply)
         else:
             running = ", which is running" if self.busy else ""
             error = errors.OutOfSequence(
                 f"command {sequence} came after command {self.last}{running}", last_sequence=self.last
             )
-            self.host.send_error(self.lane, sequence, error)
+            outlet.send_error(self.lane, sequence, error)
 
     def finish(self, code: int, reply: bytes) -> None:
         """Stores the reply of the running command and sends it. On the event loop only."""
@@ -96,7 +105,8 @@ class Session(abc.ABC):
         self.busy = False
         if self.idle_limit:
             self.touched = time.monotonic()
-        self.host.send(self.lane, self.last, code, reply)
+        if self.outlet is not None:
+            self.outlet.send(self.lane, self.last, code, reply)
 
     def set_limit(self, kind: int, time_left_ms: int) -> None:
         """Sets `deadline` and `limit` for a command: the caller's time left, or the environment's own limit."""
@@ -363,17 +373,3 @@ class AsyncSession(Session):
 
 MODES: dict[str, type[Session]] = {"inline": InlineSession, "thread": ThreadSession, "async": AsyncSession}
 
-
-def failure(error: BaseException) -> tuple[int, bytes]:
-    """The code and payload that an exception travels as."""
-    if isinstance(error, ProtobufDecodeError):
-        error = errors.DecodeError(f"the payload is no message of its kind: {error}")
-    elif isinstance(error, gymnasium.error.ResetNeeded) and not isinstance(error, errors.Error):
-        error = errors.ResetNeeded(str(error))
-    code, message = errors.to_wire(error)
-    return code, message.SerializeToString()
-
-
-def unimplemented(kind: int) -> errors.Unimplemented:
-    """The error for a kind of command that this worker does not know."""
-    return errors.Unimplemented(f"this server does not know commands of kind {kind}")

@@ -1,0 +1,21 @@
+"""What exceptions in a worker travel as."""
+
+import gymnasium.error
+from google.protobuf.message import DecodeError as ProtobufDecodeError
+
+from gymhost.wire import errors
+
+
+def failure(error: BaseException) -> tuple[int, bytes]:
+    """The code and payload that an exception travels as."""
+    if isinstance(error, ProtobufDecodeError):
+        error = errors.DecodeError(f"the payload is no message of its kind: {error}")
+    elif isinstance(error, gymnasium.error.ResetNeeded) and not isinstance(error, errors.Error):
+        error = errors.ResetNeeded(str(error))
+    code, message = errors.to_wire(error)
+    return code, message.SerializeToString()
+
+
+def unimplemented(kind: int) -> errors.Unimplemented:
+    """The error for a kind of command that this worker does not know."""
+    return errors.Unimplemented(f"this server does not know commands of kind {kind}")

@@ -1,0 +1,155 @@
+"""The sockets of a worker: the link to its front, and those of clients on the same host."""
+
+import asyncio
+import os
+import socket
+import struct
+from typing import TYPE_CHECKING
+
+from google.protobuf.message import DecodeError as ProtobufDecodeError
+
+from gymhost.server.worker.outlet import Outlet
+from gymhost.server.worker.session import Session
+from gymhost.v1 import environments_pb2 as pb
+from gymhost.wire import errors
+from gymhost.wire.frames import FrameReader
+from gymhost.wire.limits import ENVELOPE, MAX_QUEUED
+
+if TYPE_CHECKING:
+    from gymhost.server.worker.host import Host
+
+_FIRST, _LAST = pb.COMMAND_KIND_RESET, pb.COMMAND_KIND_CALL
+
+
+class FrontLink(asyncio.Protocol):
+    """The link to the front. Its frames carry the channel of the stream that the commands came from.
+
+    Args:
+        host: The worker.
+    """
+
+    def __init__(self, host: "Host") -> None:
+        self._host = host
+        self._reader = FrameReader(host.config.max_payload + ENVELOPE)
+        self._outlets: dict[int, Outlet] = {}
+        self._transport: asyncio.Transport
+        self.closed: asyncio.Future[None] = host.loop.create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Part of asyncio.Protocol."""
+        self._transport = transport  # pyright: ignore[reportAttributeAccessIssue]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Part of asyncio.Protocol."""
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def outlet(self, channel: int) -> Outlet:
+        """The outlet of a channel; 0 is the front itself."""
+        outlet = self._outlets.get(channel)
+        if outlet is None:
+            outlet = self._outlets[channel] = Outlet(self._host, self._transport, channel)
+        return outlet
+
+    def forget(self, channel: int) -> None:
+        """Drops the outlet of a stream that has ended."""
+        self._outlets.pop(channel, None)
+
+    def data_received(self, data: bytes) -> None:
+        """Part of asyncio.Protocol: runs all commands of a frame, then sends their replies together."""
+        host = self._host
+        sessions = host.sessions
+        with host.turn:
+            for channel, message in self._reader.feed(data):
+                outlet = self.outlet(channel)
+                for command in pb.InteractRequest.FromString(message).commands:
+                    session = sessions.get(command.lane)
+                    if session is not None and _FIRST <= command.kind <= _LAST:
+                        session.submit(command, outlet)
+                    else:
+                        host.control(session, command, outlet)
+
+
+class DirectLink(asyncio.Protocol):
+    """The socket of a client on the same host. It drives the sessions that it attached, and can do nothing else.
+
+    Args:
+        host: The worker.
+    """
+
+    def __init__(self, host: "Host") -> None:
+        self._host = host
+        self._reader = FrameReader(host.config.max_payload + ENVELOPE)
+        self._sessions: dict[int, Session] = {}
+        self._outlet: Outlet
+        self._transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Part of asyncio.Protocol: only the server's own user is let in."""
+        self._transport = transport  # pyright: ignore[reportAttributeAccessIssue]
+        self._outlet = Outlet(self._host, self._transport, 0)
+        if peer_user(transport.get_extra_info("socket")) != os.getuid():
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Part of asyncio.Protocol: the sessions live on, to be driven on the stream."""
+        for session in self._sessions.values():
+            if session.direct is self:
+                session.direct = None
+        self._sessions.clear()
+
+    def data_received(self, data: bytes) -> None:
+        """Part of asyncio.Protocol: runs all commands of a frame, then sends their replies together."""
+        sessions, outlet = self._sessions, self._outlet
+        try:
+            with self._host.turn:
+                for _, message in self._reader.feed(data):
+                    for command in pb.InteractRequest.FromString(message).commands:
+                        session = sessions.get(command.lane)
+                        if session is not None and _FIRST <= command.kind <= _LAST:
+                            session.submit(command, outlet)
+                        else:
+                            self._control(session, command)
+        except (errors.TooLarge, ProtobufDecodeError):
+            self._transport.abort()
+        if self._transport.get_write_buffer_size() > MAX_QUEUED:
+            self._transport.abort()  # it reads too slowly; its replies are kept
+
+    def detach(self, session: Session) -> None:
+        """Tells the client that the session is driven on the stream again."""
+        self._sessions.pop(session.lane, None)
+        session.direct = None
+        self._outlet.send_error(session.lane, 0, errors.Detached("the session is driven on the stream"))
+
+    def end(self, session: Session) -> None:
+        """Forgets a session that has ended; its client learns of that on the stream."""
+        self._sessions.pop(session.lane, None)
+
+    def _control(self, session: Session | None, command: pb.Command) -> None:
+        kind, number = command.kind, command.sequence
+        if kind == pb.COMMAND_KIND_ATTACH:
+            try:
+                token = pb.Attach.FromString(command.payload).session_id
+                found = self._host.by_token.get(token)
+                if found is None:
+                    raise errors.UnknownSession("no such session")
+                if found.direct is not None and found.direct is not self:
+                    found.direct.detach(found)
+                found.direct = self
+                self._sessions[found.lane] = found
+                reply = pb.Attached(last_sequences=[found.last]).SerializeToString()
+                self._outlet.send(0, number, 0, reply)
+            except (errors.Error, ProtobufDecodeError) as error:
+                self._outlet.send_error(0, number, error)
+        elif kind == pb.COMMAND_KIND_CANCEL:
+            if session is not None:
+                session.cancel()
+        else:
+            why = errors.UnknownSession("this lane is not attached here")
+            self._outlet.send_error(command.lane, number, why)
+
+
+def peer_user(end: socket.socket) -> int:
+    """The user id of the process at the other end of a Unix socket."""
+    credentials = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return struct.unpack("3i", credentials)[1]
