@@ -13,8 +13,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
+
+from examples.demo.quiet import stderr_to
 
 # These are read when the libraries are imported. On shared cores threads that wait for each other cost more than they
 # bring.
@@ -35,7 +38,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few steps of everything: it runs, and learns nothing")
     arguments = parser.parse_args()
 
-    from examples.demo.run import Plan, run
+    # Whoever ends the demo ends its server too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    with stderr_to(arguments.output / "libraries.log"):
+        from examples.demo.run import Plan, run
 
     plan = Plan.quick() if arguments.quick else Plan(steps=arguments.steps)
     try:

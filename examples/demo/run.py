@@ -22,6 +22,7 @@ from transformers.utils import logging as transformers_logging
 from examples.demo import report
 from examples.demo.games import Game, play_games
 from examples.demo.model import build_model, build_tokenizer, save
+from examples.demo.quiet import stderr_to
 from examples.demo.scripted import ScriptedPlayer
 from examples.demo.server import Server, environment_server
 from examples.demo.sft import fine_tune
@@ -61,11 +62,10 @@ def run(plan: Plan, *, seed: int, output: Path) -> None:
     Args:
         plan: How much is done.
         seed: Of everything that is random.
-        output: A folder for what is kept.
+        output: A folder for what is kept; it is there.
     """
     _be_quiet()
     torch.set_num_threads(1)
-    output.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
 
     with environment_server(output / "server.log") as server:
@@ -109,16 +109,17 @@ def run(plan: Plan, *, seed: int, output: Path) -> None:
                 on_rollouts=follower.see,
                 **GAME,
             )
-            trainer = make_trainer(
-                folder,
-                tokenizer,
-                environments,
-                follower,
-                tasks_a_step=NUMBERS,
-                steps=plan.steps,
-                seed=seed,
-                folder=output,
-            )
+            with stderr_to(output / "libraries.log"):
+                trainer = make_trainer(
+                    folder,
+                    tokenizer,
+                    environments,
+                    follower,
+                    tasks_a_step=NUMBERS,
+                    steps=plan.steps,
+                    seed=seed,
+                    folder=output,
+                )
             held_out = list(environments.dataset("test", num_tasks=plan.held_out))
             taught_games = environments.rollout(trainer, held_out)
             trainer.train()

@@ -139,13 +139,15 @@ class RemoteServer:
         modules: Sequence[str],
         connect_timeout: float,
         reconnect_timeout: float,
+        direct: bool,
     ) -> None:
         self._address = address
         self._token = token if token is not None or address is None else os.environ.get("GYMHOST_TOKEN")
         self._modules = tuple(modules)
         self._connect_timeout = connect_timeout
         self._reconnect_timeout = reconnect_timeout
-        self._key = (address, self._token, self._modules, connect_timeout, reconnect_timeout)
+        self._direct = direct
+        self._key = (address, self._token, self._modules, connect_timeout, reconnect_timeout, direct)
         self._held: _Shared | None = None
 
     # -- life ----------------------------------------------------------------------------------------------------------
@@ -176,6 +178,7 @@ class RemoteServer:
             embedded.token if embedded else self._token,
             connect_timeout=self._connect_timeout,
             reconnect_timeout=self._reconnect_timeout,
+            direct=self._direct,
         )
         try:
             connection.thread.call(connection.open())
@@ -238,6 +241,7 @@ class RemoteServer:
             "modules": self._modules,
             "connect_timeout": self._connect_timeout,
             "reconnect_timeout": self._reconnect_timeout,
+            "direct": self._direct,
         }
 
     @property
@@ -323,6 +327,7 @@ def connect(
     modules: Sequence[str] = (),
     connect_timeout: float = CONNECT_TIMEOUT,
     reconnect_timeout: float = RECONNECT_TIMEOUT,
+    direct: bool = True,
 ) -> RemoteServer:
     """Connects to a server, or starts an embedded one.
 
@@ -336,8 +341,9 @@ def connect(
         modules: For an embedded server: modules that register environments.
         connect_timeout: Seconds for the first connection.
         reconnect_timeout: Seconds for restoring a broken one, after which what waits fails with ConnectionLost.
+        direct: Whether steps go past gRPC, straight to the workers, where the server is this user's and on this host.
 
     Returns:
         The server, to be entered with `async with` or `with`, or opened with `open`.
     """
-    return RemoteServer(address, token, modules, connect_timeout, reconnect_timeout)
+    return RemoteServer(address, token, modules, connect_timeout, reconnect_timeout, direct)

@@ -5,13 +5,14 @@ import collections
 import itertools
 import logging
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import metadata
 from typing import Any
 
 import grpc.aio
 from google.protobuf.message import DecodeError as ProtobufDecodeError
 
+from gymhost.client.direct import DirectLink, folder_of
 from gymhost.client.loop import LoopThread, loop_thread, on_fork
 from gymhost.client.options import channel_options
 from gymhost.client.pending import AsyncPending, Bridge, Lane, Pending, ThreadPending, failure
@@ -48,6 +49,7 @@ class Connection:
         token: The bearer token, if the server wants one.
         connect_timeout: Seconds for the first connection.
         reconnect_timeout: Seconds for restoring it, after which all that waits fails with ConnectionLost.
+        direct: Whether to go past gRPC to the workers of a server on the same host.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Connection:
         *,
         connect_timeout: float = CONNECT_TIMEOUT,
         reconnect_timeout: float = RECONNECT_TIMEOUT,
+        direct: bool = True,
     ) -> None:
         self.address = address
         self.welcome = pb.Welcome(max_payload_bytes=limits.MAX_PAYLOAD)
@@ -65,6 +68,10 @@ class Connection:
         self._connect_timeout = connect_timeout
         self._reconnect_timeout = reconnect_timeout
         self._lanes: dict[int, Lane] = {}
+        # The sockets past gRPC, by the number of the worker, and the folder where they are.
+        self._may_go_direct = direct
+        self._direct: dict[int, DirectLink] = {}
+        self._folder: str | None = None
         # Commands that wait to be sent, from any thread; then by lane, or by number, those that wait for a reply.
         self._outbox: collections.deque[Pending] = collections.deque()
         self._woken = False
@@ -98,17 +105,43 @@ class Connection:
         """
         if self.dead is not None:
             raise self.dead.with_traceback(None)
-        self._outbox.append(pending)
-        if not self._woken:
+        self.submit_all((pending,))
+
+    def submit_all(self, batch: Iterable[Pending]) -> None:
+        """Sends commands: each past gRPC where its lane has such a way, else on the stream."""
+        direct: dict[DirectLink, list[Pending]] = {}
+        for pending in batch:
+            lane = pending.lane
+            if lane is not None and (link := lane.direct) is not None:
+                if (through := direct.get(link)) is not None:
+                    through.append(pending)
+                else:
+                    direct[link] = [pending]
+            else:
+                self._outbox.append(pending)
+        for link, through in direct.items():
+            self._submit_directly(link, through)
+        if self._outbox and not self._woken:
             self._woken = True
             self.thread.loop.call_soon_threadsafe(self._wake)
 
-    def submit_all(self, batch: Iterable[Pending]) -> None:
-        """Sends commands in one frame, as far as it holds them."""
-        self._outbox.extend(batch)
-        if not self._woken:
-            self._woken = True
-            self.thread.loop.call_soon_threadsafe(self._wake)
+    def _submit_directly(self, link: DirectLink, batch: list[Pending]) -> None:
+        on_lanes = self._on_lanes
+        for start in range(0, len(batch), limits.FRAME_ITEMS):
+            part = batch[start : start + limits.FRAME_ITEMS]
+            frame = pb.InteractRequest()
+            add = frame.commands.add
+            for pending in part:
+                on_lanes[pending.number] = pending
+                add(
+                    lane=pending.number,
+                    sequence=pending.sequence,
+                    kind=pending.kind,  # pyright: ignore[reportArgumentType]
+                    time_left_ms=pending.time_left_ms,
+                    payload=pending.payload,
+                )
+            if not link.send(frame):
+                self._outbox.extend(part)
 
     def bridge(self) -> Bridge:
         """The bridge to the event loop that runs here."""
@@ -152,6 +185,32 @@ class Connection:
             pending = Pending(None, lane, kind, b"")
             pending.sequence = next(self._numbers)
             self.submit(pending)
+
+    def _find_direct(self, welcome: pb.Welcome) -> None:
+        self._folder = folder_of(welcome) if self._may_go_direct else None
+
+    def _attach_directly(self, lane: Lane) -> None:
+        """Asks the lane's worker for a way past gRPC, where there is one."""
+        if self._folder is None or not lane.token:
+            return
+        worker = lane.number >> 32
+        link = self._direct.get(worker)
+        if link is None:
+            try:
+                link = DirectLink(self, f"{self._folder}/{worker}", lambda lost: self._lost_directly(worker, lost))
+            except OSError:
+                return
+            self._direct[worker] = link
+        link.attach(lane, lane.token)
+
+    def _lost_directly(self, worker: int, link: DirectLink) -> None:
+        """Sends what was not answered on the stream, when a way past gRPC is gone."""
+        self._direct.pop(worker, None)
+        for lane in list(link.lanes.values()):
+            link.detach(lane)
+            if (pending := self._on_lanes.get(lane.number)) is not None:
+                self._outbox.append(pending)
+        self._wake_writer.set()
 
     def forked(self) -> None:
         """Called in a forked child, where gRPC no longer works."""
@@ -209,6 +268,8 @@ class Connection:
             await asyncio.wait([self._supervisor])
             self._supervisor = None
         self._fail_all(self.dead)
+        for link in list(self._direct.values()):
+            link.close()
         for channel in self._channels:
             await channel.close()
         self._channels.clear()
@@ -337,6 +398,7 @@ class Connection:
         """Takes a Welcome; if the server is another one by now, the sessions are gone."""
         before = self.welcome.server_instance
         self.welcome = welcome
+        self._find_direct(welcome)
         if before and before != welcome.server_instance:
             lost = errors.SessionLost(f"the session is lost: the server at {self.address} was restarted")
             for lane in list(self._lanes.values()):
@@ -442,13 +504,13 @@ class Connection:
         self._wake_bulk.set()
 
     async def _read(self, call: Any, early: pb.InteractResponse) -> None:
-        self._take(early)
+        self.take(early, self._control)
         read = call.read
         while (response := await read()) is not grpc.aio.EOF:
-            self._take(response)
+            self.take(response, self._control)
 
-    def _take(self, response: pb.InteractResponse) -> None:
-        """Hands the replies of a frame to whoever waits for them."""
+    def take(self, response: pb.InteractResponse, control: Callable[[pb.Reply], None]) -> None:
+        """Hands the replies of a frame to whoever waits for them, and all else to `control`."""
         on_lanes = self._on_lanes
         for reply in response.replies:
             pending = on_lanes.get(reply.lane)
@@ -456,7 +518,7 @@ class Connection:
                 del on_lanes[reply.lane]
                 pending.resolve(reply.code, reply.payload)
             else:
-                self._control(reply)
+                control(reply)
         self._wake_bridges()
 
     def _wake_bridges(self) -> None:
@@ -505,7 +567,8 @@ class Connection:
     def _created(self, made: pb.CreateSessionResponse) -> None:
         """Has the lanes of a new session attached again whenever the connection is restored."""
         for number in made.lanes:
-            self._lanes[number] = Lane(self, number, made.session_id)
+            lane = self._lanes[number] = Lane(self, number, made.session_id, made.direct_token)
+            self._attach_directly(lane)
 
     def lane(self, number: int) -> Lane:
         """The lane of a session that was created just now. From any thread.
@@ -522,6 +585,8 @@ class Connection:
         if lane.ended is None:
             lane.ended = error
         self._lanes.pop(lane.number, None)
+        if lane.direct is not None:
+            lane.direct.detach(lane)
         pending = self._on_lanes.pop(lane.number, None)
         if pending is not None:
             pending.fail(error)
@@ -600,7 +665,9 @@ class _Attach(Pending):
         self._connection = connection
 
     def wake(self) -> None:
-        if self.code:
+        if not self.code:
+            self._connection._attach_directly(self._lane)  # pyright: ignore[reportPrivateUsage]
+        else:
             self._connection._end_lane(self._lane, failure(self.code, self.reply))  # pyright: ignore[reportPrivateUsage]
 
 

@@ -129,6 +129,7 @@ def make(
     task: int | None = None,
     split: str | None = None,
     create_timeout: float | None = None,
+    direct: bool = True,
     **kwargs: Any,
 ) -> RemoteEnv:
     """Makes an environment on a server; without one, on an embedded server that is stopped with its last environment.
@@ -141,6 +142,7 @@ def make(
         task: The task that resets play unless their options name another.
         split: The split that `task` counts in.
         create_timeout: Seconds to wait for a place on a full server.
+        direct: Whether steps go past gRPC, straight to the workers, where the server is this user's and on this host.
         **kwargs: Keyword arguments for the environment; `render_mode` is one of them.
 
     Raises:
@@ -149,7 +151,7 @@ def make(
         EnvironmentFault: The environment could not be made.
     """
     options = SessionOptions(id, task=task, split=split, kwargs=kwargs)
-    return RemoteEnv(connect(server, token=token, modules=modules), options, create_timeout=create_timeout)
+    return RemoteEnv(connect(server, token=token, modules=modules, direct=direct), options, create_timeout=create_timeout)
 
 
 def _release(lane: Any, server: RemoteServer) -> None:

@@ -16,6 +16,7 @@ from gymhost.wire import errors
 
 if TYPE_CHECKING:
     from gymhost.client.connection import Connection
+    from gymhost.client.direct import DirectLink
 
 
 class Pending:
@@ -97,6 +98,7 @@ class ThreadPending(Pending):
         self._lock.acquire()
 
     def wake(self) -> None:
+        """Wakes the thread."""
         self._lock.release()
 
     def wait(self) -> bytes:
@@ -117,7 +119,15 @@ class AsyncPending(Pending):
         self._bridge = bridge
         self.future: asyncio.Future[None] = bridge.loop.create_future()
 
-    def wake(self) -> None:
+    def resolve(self, code: int, reply: bytes) -> None:
+        """Takes the reply, and has the bridge carry it over. On the connection's loop only."""
+        self.code = code
+        self.reply = reply
+        lane = self.lane
+        if lane is not None:
+            lane.pending = None
+            if lane.waiting:
+                lane.free()
         self._bridge.deliver(self)
 
 
@@ -188,20 +198,35 @@ class Lane:
         connection: The connection that drives it.
         number: The lane's number.
         session_id: The session's id.
+        token: What opens it on the direct path; empty where there is none.
     """
 
-    __slots__ = ("__weakref__", "_waiting", "connection", "ended", "number", "pending", "sequence", "session_id")
+    __slots__ = (
+        "__weakref__",
+        "waiting",
+        "connection",
+        "direct",
+        "ended",
+        "number",
+        "pending",
+        "sequence",
+        "session_id",
+        "token",
+    )
 
-    def __init__(self, connection: "Connection", number: int, session_id: str) -> None:
+    def __init__(self, connection: "Connection", number: int, session_id: str, token: str) -> None:
         self.connection = connection
         self.number = number
         self.session_id = session_id
+        self.token = token
+        # Where commands go past gRPC, while they do.
+        self.direct: DirectLink | None = None
         self.sequence = 0
         self.pending: Pending | None = None
         # Why no more commands are taken, once that is so.
         self.ended: errors.Error | None = None
         # One a waiter, since one that is cancelled must not take the others with it.
-        self._waiting: tuple[concurrent.futures.Future[None], ...] = ()
+        self.waiting: tuple[concurrent.futures.Future[None], ...] = ()
 
     def begin(self, pending: Pending) -> None:
         """Makes a command the one in flight. The lane must be free.
@@ -218,15 +243,15 @@ class Lane:
     def free(self) -> None:
         """Called when the command in flight has its reply. On the connection's loop."""
         self.pending = None
-        if self._waiting:
-            waiting, self._waiting = self._waiting, ()
+        if self.waiting:
+            waiting, self.waiting = self.waiting, ()
             for future in waiting:
                 _settle(future)
 
     def until_free(self) -> concurrent.futures.Future[None]:
         """What is done when the command in flight has its reply, as after one whose caller was cancelled."""
         future: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._waiting += (future,)
+        self.waiting += (future,)
         if self.pending is None:
             # It came between the look and the making of the future.
             _settle(future)

@@ -156,7 +156,10 @@ class Worker(asyncio.Protocol):
             if self.pid:
                 self.kill("its start was broken off")
             return
-        self._transport.close()
+        if self.ready:
+            self._transport.close()
+        else:
+            self.kill("the server was stopped as it started")
         try:
             await asyncio.wait_for(self._process.wait(), limit)
         except TimeoutError:
