@@ -41,11 +41,10 @@ def main() -> None:
     # Whoever ends the demo ends its server too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     arguments.output.mkdir(parents=True, exist_ok=True)
-    with stderr_to(arguments.output / "libraries.log"):
-        from examples.demo.run import Plan, run
-
-    plan = Plan.quick() if arguments.quick else Plan(steps=arguments.steps)
     try:
+        with stderr_to(arguments.output / "libraries.log"):
+            from examples.demo.run import Plan, run
+        plan = Plan.quick() if arguments.quick else Plan(steps=arguments.steps)
         run(plan, seed=arguments.seed, output=arguments.output)
     except KeyboardInterrupt:
         sys.exit("Interrupted.")

@@ -70,7 +70,10 @@ def _stop(process: subprocess.Popen[str]) -> None:
     try:
         process.wait(STOP_SECONDS)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # its workers are of the same group
-        process.wait(STOP_SECONDS)
-    if process.stdout is not None:
-        process.stdout.close()
+        pass
+    finally:  # also when a second Ctrl-C interrupts the wait
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)  # its workers are of the same group
+            process.wait(STOP_SECONDS)
+        if process.stdout is not None:
+            process.stdout.close()

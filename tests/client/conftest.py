@@ -1,5 +1,5 @@
 """The server that the tests of this folder talk to."""
 
-from support.fixtures import proxy, server, start_server
+from support.fixtures import grpc_path, path, proxy, server, start_server
 
-__all__ = ["proxy", "server", "start_server"]
+__all__ = ["grpc_path", "path", "proxy", "server", "start_server"]

@@ -7,6 +7,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 
+import pytest
 from support.server import PATIENCE, ServerProcess, alive, children, running, until
 
 from gymhost.client import connect
@@ -32,7 +33,7 @@ LOOPS = """
     async def main():
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: complaints.append(context))
-        async with connect(sys.argv[1]) as server:
+        async with connect(sys.argv[1], direct=sys.argv[2] == "direct") as server:
             return await asyncio.gather(*(play(server) for _ in range(4)))
 
     def thread():
@@ -49,9 +50,10 @@ LOOPS = """
 """
 
 
-def test_three_threads_have_event_loops_of_their_own(server: ServerProcess) -> None:
+@pytest.mark.parametrize("path", ["direct", "grpc"])
+def test_three_threads_have_event_loops_of_their_own(server: ServerProcess, path: str) -> None:
     """S17."""
-    done = run_client(LOOPS, server.address)
+    done = run_client(LOOPS, server.address, path)
     assert (done.stdout, done.stderr, done.returncode) == ("2400 steps\n", "", 0)
 
 

@@ -20,6 +20,8 @@ from gymhost.client import (
 )
 from gymhost.v1 import environments_pb2 as pb
 
+pytestmark = pytest.mark.usefixtures("grpc_path")
+
 
 async def until_run(address: str, session: Session, commands: int) -> None:
     """Waits, over a connection of its own, until the environment has run so many commands."""
@@ -34,7 +36,7 @@ async def until_run(address: str, session: Session, commands: int) -> None:
 
 async def test_a_step_whose_reply_was_lost_is_not_run_twice(server: ServerProcess, proxy: Proxy) -> None:
     """S22."""
-    async with connect(proxy.address) as remote, remote.session("test/Counter-v0") as session:
+    async with connect(proxy.address, direct=False) as remote, remote.session("test/Counter-v0") as session:
         await session.reset()
         counted: list[int] = []
         for number in range(1, 11):
@@ -53,7 +55,7 @@ async def test_a_step_whose_reply_was_lost_is_not_run_twice(server: ServerProces
 
 
 async def test_a_step_that_never_arrived_is_sent_again(proxy: Proxy) -> None:
-    async with connect(proxy.address) as remote, remote.session("test/Counter-v0") as session:
+    async with connect(proxy.address, direct=False) as remote, remote.session("test/Counter-v0") as session:
         await session.reset()
         proxy.hold(to_server=True)
         stepping = asyncio.create_task(session.step(1))
@@ -65,7 +67,7 @@ async def test_a_step_that_never_arrived_is_sent_again(proxy: Proxy) -> None:
 
 
 async def test_a_connection_cut_in_mid_step_leaves_the_step_running(proxy: Proxy) -> None:
-    async with connect(proxy.address) as remote, remote.session("test/Slow-v0") as session:
+    async with connect(proxy.address, direct=False) as remote, remote.session("test/Slow-v0") as session:
         await session.reset()
         for number in range(1, 4):
             stepping = asyncio.create_task(session.step(0.6))
@@ -75,7 +77,7 @@ async def test_a_connection_cut_in_mid_step_leaves_the_step_running(proxy: Proxy
 
 
 async def test_many_sessions_survive_many_cuts(proxy: Proxy) -> None:
-    async with connect(proxy.address) as remote:
+    async with connect(proxy.address, direct=False) as remote:
 
         async def play() -> list[int]:
             async with remote.session("test/Counter-v0") as session:
@@ -93,7 +95,7 @@ async def test_many_sessions_survive_many_cuts(proxy: Proxy) -> None:
 
 
 async def test_large_observations_survive_cuts(proxy: Proxy) -> None:
-    async with connect(proxy.address) as remote, remote.session("test/Image-v0") as session:
+    async with connect(proxy.address, direct=False) as remote, remote.session("test/Image-v0") as session:
         expected, _ = await session.reset(seed=1)
         for _ in range(4):
             resetting = asyncio.create_task(session.reset(seed=1))
@@ -104,7 +106,7 @@ async def test_large_observations_survive_cuts(proxy: Proxy) -> None:
 
 
 async def test_a_close_that_was_cut_off_still_closes(server: ServerProcess, proxy: Proxy) -> None:
-    async with connect(proxy.address) as remote:
+    async with connect(proxy.address, direct=False) as remote:
         session = await remote.session("test/Counter-v0").open()
         proxy.hold(to_server=True)
         closing = asyncio.create_task(session.close())
@@ -121,7 +123,7 @@ async def test_waiting_ends_with_the_reconnect_timeout(start_server: Callable[..
 
 
 async def _until_the_reconnect_timeout(proxy: Proxy) -> None:
-    async with connect(proxy.address, reconnect_timeout=1.0) as remote, remote.session("test/Counter-v0") as session:
+    async with connect(proxy.address, direct=False, reconnect_timeout=1.0) as remote, remote.session("test/Counter-v0") as session:
         await session.reset()
         proxy.refuse(True)
         proxy.cut()
@@ -191,7 +193,7 @@ async def test_after_a_restart_of_the_server_sessions_are_lost_and_new_ones_work
 
 async def test_512_sessions_wait_for_slow_steps_over_one_connection(server: ServerProcess, proxy: Proxy) -> None:
     """S21."""
-    async with connect(proxy.address) as remote:
+    async with connect(proxy.address, direct=False) as remote:
         sessions: list[Session] = [remote.session("test/Slow-v0") for _ in range(512)]
         await asyncio.gather(*(session.open() for session in sessions))
         await asyncio.gather(*(session.reset() for session in sessions))

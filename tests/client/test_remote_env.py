@@ -13,6 +13,8 @@ from support.server import ServerProcess, children, until
 
 from gymhost.client import EnvironmentFault, SessionClosed, UnknownEnvironment, connect, make
 
+pytestmark = pytest.mark.usefixtures("path")
+
 
 async def _until_sessions(server: ServerProcess, wanted: int) -> None:
     async with connect(server.address) as remote:

@@ -17,6 +17,8 @@ from gymhost.client import (
     connect,
 )
 
+pytestmark = pytest.mark.usefixtures("path")
+
 
 async def count(remote: RemoteServer) -> int:
     return len(await remote.sessions())

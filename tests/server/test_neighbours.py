@@ -13,6 +13,8 @@ from support.server import ServerProcess, alive, children, until
 
 from gymhost.client import EnvironmentFault, Session, SessionClosed, TooLarge, connect
 
+pytestmark = pytest.mark.usefixtures("path")
+
 
 async def test_a_blocking_step_delays_nobody(server: ServerProcess) -> None:
     """S15."""

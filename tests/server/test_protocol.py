@@ -115,13 +115,16 @@ async def test_the_first_command_must_be_hello(server: ServerProcess) -> None:
 async def test_the_newest_attach_wins_and_the_other_stream_is_told(server: ServerProcess) -> None:
     async with stub_to(server.address) as stub, RawStream(stub) as old, RawStream(stub) as new:
         session_id, lane = await started(old, "test/Slow-v0")
-        await old.send(command(STEP, stepping(0.3), lane=lane, number=2))
+        await old.send(command(STEP, stepping(1.0), lane=lane, number=2))
+        async with asyncio.timeout(10):  # nothing orders what two streams say
+            while (await stub.GetSession(pb.GetSessionRequest(session_id=session_id))).session.steps != 2:
+                pass
         attached = await new.attach(session_id)
         assert pb.Attached.FromString(attached.payload).last_sequences == [2]
         told = await old.reply()
         assert (told.lane, told.sequence, told.code) == (lane, 0, pb.REPLY_CODE_DETACHED)
         # The new one repeats what is running, and has its reply.
-        assert observation(await new.ask(STEP, stepping(0.3), lane=lane, number=2)) == 1
+        assert observation(await new.ask(STEP, stepping(1.0), lane=lane, number=2)) == 1
         refused = await old.ask(STEP, stepping(0.0), lane=lane, number=3)
         assert refused.code in (pb.REPLY_CODE_UNKNOWN_SESSION, pb.REPLY_CODE_DETACHED)
         assert observation(await new.ask(STEP, stepping(0.0), lane=lane, number=3)) == 2

@@ -18,6 +18,8 @@ from gymhost.client import (
     connect,
 )
 
+pytestmark = pytest.mark.usefixtures("path")
+
 StartServer = Callable[..., ServerProcess]
 
 

@@ -116,6 +116,9 @@ class Fork(_Counting):
         finally:
             child.kill()
             child.join()
+            # Another thread's start of a child may have reaped this one, and is about to say so.
+            while child.exitcode is None:
+                time.sleep(0)
             child.close()
             here.close()
         observation, reward, terminated, truncated, info = super().step(action)

@@ -7,6 +7,8 @@ import pytest
 from support.proxy import Proxy
 from support.server import ServerProcess
 
+from gymhost.client import connect, make
+
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[ServerProcess]:
@@ -34,3 +36,21 @@ def proxy(server: ServerProcess) -> Iterator[Proxy]:
     """A proxy in front of the shared server."""
     with Proxy(server.address) as between:
         yield between
+
+
+@pytest.fixture(params=[True, False], ids=["direct", "grpc"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs a test twice: with steps that go straight to the workers, and with steps that go through gRPC."""
+    _set_path(monkeypatch, direct=request.param)
+
+
+@pytest.fixture
+def grpc_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has all steps of a test go through gRPC."""
+    _set_path(monkeypatch, direct=False)
+
+
+def _set_path(monkeypatch: pytest.MonkeyPatch, *, direct: bool) -> None:
+    for how in (connect, make):
+        assert how.__kwdefaults__ is not None
+        monkeypatch.setitem(how.__kwdefaults__, "direct", direct)

@@ -161,7 +161,9 @@ class TestTraining:
         assert made == [trajectory for batch in batches for trajectory in batch]
         assert [(trajectory.task, trajectory.seed) for trajectory in made] == asked
         for batch in batches:  # two tasks, each of them played by a group of four
-            assert [batch[i].task for i in range(8)] == [batch[0].task] * 4 + [batch[4].task] * 4
+            assert [trajectory.task for trajectory in batch] == [batch[0].task] * 4 + [batch[4].task] * 4
+            assert [trajectory.index for trajectory in batch] == [0, 1, 2, 3] * 2
+            assert len({trajectory.group for trajectory in batch}) == 2
         assert log_of(trainer, 3)["rewards/total/mean"] == 1.0
 
     def test_what_is_trained_on_is_what_was_sampled(self, make_trainer: Callable[..., Any]) -> None:
@@ -320,7 +322,7 @@ class TestSettings:
         ("settings", "message"),
         [
             ({"repetition_penalty": 1.1}, "repetition_penalty"),
-            ({"generation_kwargs": {"best_of": 2, "seed": 1}}, "generation_kwargs best_of"),
+            ({"generation_kwargs": {"best_of": 2, "top_p": 0.9, "seed": 1}}, "generation_kwargs best_of, seed:"),
         ],
     )
     def test_what_rollouts_do_not_know_is_refused(

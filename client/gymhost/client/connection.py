@@ -206,11 +206,18 @@ class Connection:
     def _lost_directly(self, worker: int, link: DirectLink) -> None:
         """Sends what was not answered on the stream, when a way past gRPC is gone."""
         self._direct.pop(worker, None)
-        for lane in list(link.lanes.values()):
-            link.detach(lane)
-            if (pending := self._on_lanes.get(lane.number)) is not None:
-                self._outbox.append(pending)
-        self._wake_writer.set()
+        for number in list(link.lanes):
+            self.redirect(number)
+        link.lanes.clear()
+
+    def redirect(self, number: int) -> None:
+        """Has a lane driven on the stream again, the command that was not answered first."""
+        lane = self._lanes.get(number)
+        if lane is not None and lane.direct is not None:
+            lane.direct.detach(lane)
+        if (pending := self._on_lanes.get(number)) is not None:
+            self._outbox.append(pending)
+            self._wake_writer.set()
 
     def forked(self) -> None:
         """Called in a forked child, where gRPC no longer works."""

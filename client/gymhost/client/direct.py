@@ -126,8 +126,8 @@ class DirectLink:
             if lane is not None and not reply.code and lane.ended is None:
                 self.lanes[lane.number] = lane
                 lane.direct = self
-        elif reply.sequence == 0 and (lane := self.lanes.get(reply.lane)) is not None:
-            self.detach(lane)
+        elif reply.sequence == 0 and reply.code == pb.REPLY_CODE_DETACHED:
+            self._connection.redirect(reply.lane)
 
     def _write_on(self) -> None:
         if not self._closed:

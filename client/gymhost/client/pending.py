@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from gymhost.client.direct import DirectLink
 
 
+# What tells that a session has ended.
+_ENDS = (errors.SessionClosed, errors.SessionExpired, errors.SessionLost)
+
+
+_OVERTAKEN = (pb.REPLY_CODE_UNKNOWN_SESSION, pb.REPLY_CODE_CANCELLED)
+
+
 class Pending:
     """A command from its submission to its reply.
 
@@ -72,10 +79,13 @@ class Pending:
             lane = self.lane
             if self.error is not None:
                 raise copy.copy(self.error)
-            if self.code == pb.REPLY_CODE_UNKNOWN_SESSION and lane is not None and lane.ended is not None:
-                # The command crossed the notice of the session's end, which says more.
+            if self.code in _OVERTAKEN and lane is not None and lane.ended is not None:
+                # The session's end says more: the command crossed its notice, or was cancelled for it.
                 raise lane.ended.with_traceback(None)
-            raise failure(self.code, self.reply)
+            error = failure(self.code, self.reply)
+            if isinstance(error, _ENDS) and lane is not None and lane.ended is None:
+                lane.ended = error  # the notice that says so follows
+            raise error
         return self.reply
 
 

@@ -169,22 +169,24 @@ class Environments:
             trainer: A `GRPOTrainer`.
             rows: Rows of a `dataset`.
         """
-        requests = [
-            RolloutRequest(
-                self.env_id,
-                task=row.get("task"),
-                split=row.get("split"),
-                seed=row.get("seed"),
-                kwargs=self._env_kwargs,
-                group=str(row.get("seed")),
-                index=place,
-            )
-            for place, row in enumerate(rows)
-        ]
+        requests = self._requests(rows)
         if self._generator is not None:
             return self._collect(requests, trainer, self._generator)
         with generator_of(trainer, trainer.state.global_step) as generator:
             return self._collect(requests, trainer, generator, then_close=True)
+
+    def _requests(self, rows: Sequence[Mapping[str, Any]]) -> list[RolloutRequest]:
+        """What is to be played: rows of the same task and seed are a group."""
+        requests: list[RolloutRequest] = []
+        sizes: Counter[str] = Counter()
+        for row in rows:
+            task, split, seed = row.get("task"), row.get("split"), row.get("seed")
+            group = f"{split} {task} {seed}"
+            index, sizes[group] = sizes[group], sizes[group] + 1
+            requests.append(
+                RolloutRequest(self.env_id, task, seed, split, kwargs=self._env_kwargs, group=group, index=index)
+            )
+        return requests
 
     def _collect(
         self, requests: list[RolloutRequest], trainer: Any, generator: Generator, *, then_close: bool = False
@@ -232,10 +234,8 @@ class Environments:
         failures = Counter(str(t.outcome) for t in trajectories if t.outcome.kind == "failed")
         for cause, count in failures.most_common(3):
             logger.warning("%d of %d rollouts %s", count, len(trajectories), cause)
-        if any(map(_can_be_learned_from, trajectories)):
-            self._fruitless = 0
-        else:
-            self._fruitless += 1
+        fruitful = any(_was_played(t) and _was_scored(t) for t in trajectories)
+        self._fruitless = 0 if fruitful else self._fruitless + 1
         if self._fruitless >= _FRUITLESS_BATCHES:
             raise RuntimeError(
                 f"{_FRUITLESS_BATCHES} batches in a row had no rollout to learn from; the last one"
@@ -265,16 +265,21 @@ def _label(env_id: str, split: str | None, task: int | None) -> list[dict[str, s
     return [{"role": "user", "content": ", ".join(parts)}]
 
 
-def _can_be_learned_from(trajectory: Trajectory) -> bool:
-    return trajectory.valid and bool(trajectory.rows())
+def _was_played(trajectory: Trajectory) -> bool:
+    """Whether there is anything to learn from: a rollout that did not fail, in which the model said something."""
+    return trajectory.outcome.kind in ("terminated", "truncated") and bool(trajectory.rows())
+
+
+def _was_scored(trajectory: Trajectory) -> bool:
+    return trajectory.valid or any(score is not None for score in trajectory.rewards.values())
 
 
 def _training_row(trajectory: Trajectory, eos: int) -> tuple[list[int], list[int], list[int], list[float]]:
     """Prompt, completion, mask and log-probs as TRL takes them: it can't do without a token.
 
-    So a rollout that can't be learned from is one end-of-sequence token that is masked.
+    So a rollout that was not played is one end-of-sequence token that is masked.
     """
-    if not _can_be_learned_from(trajectory):
+    if not _was_played(trajectory):
         return trajectory.prompt_ids or [eos], [eos], [0], [0.0]
     row = trajectory.rows()[-1]
     return row.prompt_ids, row.completion_ids, row.mask, row.logprobs
@@ -282,7 +287,7 @@ def _training_row(trajectory: Trajectory, eos: int) -> tuple[list[int], list[int
 
 def _reward_function(name: str, reward: Callable[[Trajectory], float | None]) -> RewardFunction:
     def function(trajectory: Sequence[Trajectory], **_: Any) -> list[float | None]:
-        return [reward(t) if _can_be_learned_from(t) else None for t in trajectory]
+        return [reward(t) if _was_played(t) else None for t in trajectory]
 
     function.__name__ = name
     return function

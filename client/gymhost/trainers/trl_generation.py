@@ -9,7 +9,8 @@ from gymhost.rollout.generators import Generator, Sampling
 
 __all__ = ["generator_of", "sampling_of"]
 
-_KNOWN = {field.name for field in fields(Sampling)} - {"stop_token_ids"}
+# With a seed all rollouts of a group would be the same.
+_KNOWN = {field.name for field in fields(Sampling)} - {"seed", "stop_token_ids"}
 
 
 def sampling_of(trainer: Any) -> Sampling:

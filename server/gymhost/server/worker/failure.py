@@ -12,7 +12,11 @@ def failure(error: BaseException) -> tuple[int, bytes]:
         error = errors.DecodeError(f"the payload is no message of its kind: {error}")
     elif isinstance(error, gymnasium.error.ResetNeeded) and not isinstance(error, errors.Error):
         error = errors.ResetNeeded(str(error))
-    code, message = errors.to_wire(error)
+    try:
+        code, message = errors.to_wire(error)
+    except Exception:  # noqa: BLE001 - its __str__ raised, or made what is no Unicode
+        words = f"{type(error).__qualname__}, which can't be put into words"
+        code, message = errors.to_wire(errors.EnvironmentFault(words, exception=type(error).__qualname__))
     return code, message.SerializeToString()
 
 

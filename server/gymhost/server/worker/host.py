@@ -176,7 +176,7 @@ class Host:
                 self._answer(number, pb.SessionInfo(busy=session.busy, steps=session.last))
             else:
                 raise errors.ServerFault(f"no worker command of kind {kind}")
-        except (errors.Error, ProtobufDecodeError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever one command does must not end the worker
             self._refuse(number, error)
 
     def _answer(self, number: int, message: Any = None) -> None:
@@ -203,8 +203,8 @@ class Host:
                 else:
                     self._answer(number, reply)
                     return
-            self.sessions.pop(lane, None)
-            self.send_error(0, number, error)
+            self._forget(session)
+            self._refuse(number, error)
             session.close(lambda _: None)
             self._leave_if_done()
 

@@ -145,8 +145,8 @@ class DirectLink(asyncio.Protocol):
             if session is not None:
                 session.cancel()
         else:
-            why = errors.UnknownSession("this lane is not attached here")
-            self._outlet.send_error(command.lane, number, why)
+            # Not attached here, or no longer: on the stream its client is told what has become of it.
+            self._outlet.send_error(command.lane, 0, errors.Detached("the session is driven on the stream"))
 
 
 def peer_user(end: socket.socket) -> int:
