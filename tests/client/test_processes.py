@@ -154,7 +154,9 @@ def test_a_forked_child_is_told_at_once_and_harms_nobody(server: ServerProcess) 
     assert (done.stdout, said, done.returncode) == ("unharmed\n", [], 0)
 
 
-async def test_a_client_that_is_killed_leaves_nothing_after_its_lease(start_server: Callable[..., ServerProcess]) -> None:
+async def test_a_client_that_is_killed_leaves_nothing_after_its_lease(
+    start_server: Callable[..., ServerProcess],
+) -> None:
     server = start_server(lease=2.0, heartbeat=0.5, workers=1)
     with running([sys.executable, "-c", textwrap.dedent(HOLDER), server.address], stdin=subprocess.PIPE) as client:
         assert client.stdout is not None

@@ -123,7 +123,10 @@ async def test_waiting_ends_with_the_reconnect_timeout(start_server: Callable[..
 
 
 async def _until_the_reconnect_timeout(proxy: Proxy) -> None:
-    async with connect(proxy.address, direct=False, reconnect_timeout=1.0) as remote, remote.session("test/Counter-v0") as session:
+    async with (
+        connect(proxy.address, direct=False, reconnect_timeout=1.0) as remote,
+        remote.session("test/Counter-v0") as session,
+    ):
         await session.reset()
         proxy.refuse(True)
         proxy.cut()

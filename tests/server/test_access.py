@@ -101,7 +101,8 @@ async def test_keys_of_one_identity_mean_nothing_to_another(start_server: StartS
     key = secrets.token_bytes(16)
     async with stub_to(server.address) as stub:
         made = [
-            await stub.CreateSession(create(idempotency_key=key), metadata=bearer(token)) for token in (ALICE, BOB, ALICE)
+            await stub.CreateSession(create(idempotency_key=key), metadata=bearer(token))
+            for token in (ALICE, BOB, ALICE)
         ]
     assert made[0].session_id == made[2].session_id != made[1].session_id
 

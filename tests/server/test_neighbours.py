@@ -147,7 +147,9 @@ async def test_above_the_ceiling_size_limit_and_setting_are_named_and_the_sessio
     server = start_server(workers=1, max_payload=2 * 1024 * 1024)
     async with connect(server.address) as remote:
         image = await remote.session("test/Image-v0").open()
-        with pytest.raises(TooLarge, match=r"reply of 5760\d+ bytes is above the limit of 2097152 bytes.*--max-payload"):
+        with pytest.raises(
+            TooLarge, match=r"reply of 5760\d+ bytes is above the limit of 2097152 bytes.*--max-payload"
+        ):
             await image.reset()
         with pytest.raises(TooLarge, match=r"command of 6291\d+ bytes is above .*2097152 bytes.*--max-payload"):
             await image.step(np.zeros(6 * 1024 * 1024, np.uint8))

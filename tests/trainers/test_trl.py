@@ -87,13 +87,14 @@ def guesses(**settings: Any) -> tuple[Environments, list[list[Trajectory]]]:
     """GuessNumber in this process, and the batches that will have been played in it."""
     batches: list[list[Trajectory]] = []
     settings = {
+        "renderer": RENDERER,
         "server": LocalSource(GuessNumber),
         "num_tasks": 64,
         "generator": ScriptedGenerator(binary_search),
     } | settings
     if isinstance(settings["server"], LocalSource):
         settings = {"tasks": range(settings["num_tasks"])} | settings
-    return Environments(GUESS_NUMBER, renderer=RENDERER, on_rollouts=batches.append, **settings), batches
+    return Environments(GUESS_NUMBER, on_rollouts=batches.append, **settings), batches
 
 
 def talks(answer: Callable[[Talk, Any], Any], **settings: Any) -> tuple[Environments, list[list[Trajectory]]]:
@@ -332,6 +333,20 @@ class TestSettings:
         with pytest.raises(ValueError, match=message):
             make_trainer(environments, **settings).train()
         assert batches == []
+
+    def test_the_renderer_is_known_by_the_model_s_name(self, make_trainer: Callable[..., Any]) -> None:
+        environments, batches = guesses(renderer=None)
+        trainer = make_trainer(environments)
+        trainer.processing_class.name_or_path = "Qwen/Qwen3-0.6B"
+        trainer.train()
+        assert [trajectory.reward for trajectory in batches[0]] == [1.0] * 8
+
+    def test_a_model_of_unknown_name_needs_a_renderer(self, make_trainer: Callable[..., Any]) -> None:
+        environments, _ = guesses(renderer=None)
+        trainer = make_trainer(environments)
+        trainer.processing_class.name_or_path = "models/mine"
+        with pytest.raises(ValueError, match=r"'models/mine'.*renderer=Qwen3RendererConfig"):
+            trainer.train()
 
     def test_server_mode_asks_the_server_of_the_config(self, make_trainer: Callable[..., Any]) -> None:
         environments, batches = guesses(generator=None)

@@ -5,14 +5,14 @@ import collections
 import itertools
 import logging
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from importlib import metadata
 from typing import Any
 
 import grpc.aio
 from google.protobuf.message import DecodeError as ProtobufDecodeError
 
-from gymhost.client.direct import DirectLink, folder_of
+from gymhost.client.direct import DirectLink, DirectLinks, folder_of
 from gymhost.client.loop import LoopThread, loop_thread, on_fork
 from gymhost.client.options import channel_options
 from gymhost.client.pending import AsyncPending, Bridge, Lane, Pending, ThreadPending, failure
@@ -68,14 +68,15 @@ class Connection:
         self._connect_timeout = connect_timeout
         self._reconnect_timeout = reconnect_timeout
         self._lanes: dict[int, Lane] = {}
-        # The sockets past gRPC, by the number of the worker, and the folder where they are.
+        # The ways past gRPC: the folder with the workers' sockets, all that are open, and those for threads.
         self._may_go_direct = direct
-        self._direct: dict[int, DirectLink] = {}
-        self._folder: str | None = None
+        self.folder: str | None = None
+        self.links: set[DirectLink] = set()
+        self._thread_links = DirectLinks(self, self.thread.loop)
         # Commands that wait to be sent, from any thread; then by lane, or by number, those that wait for a reply.
         self._outbox: collections.deque[Pending] = collections.deque()
         self._woken = False
-        self._on_lanes: dict[int, Pending] = {}
+        self.on_lanes: dict[int, Pending] = {}
         self._calls: dict[int, Pending] = {}
         # Creates whose callers went away, by number: what they make is closed again.
         self._abandoned: set[int] = set()
@@ -108,40 +109,25 @@ class Connection:
         self.submit_all((pending,))
 
     def submit_all(self, batch: Iterable[Pending]) -> None:
-        """Sends commands: each past gRPC where its lane has such a way, else on the stream."""
-        direct: dict[DirectLink, list[Pending]] = {}
-        for pending in batch:
-            lane = pending.lane
-            if lane is not None and (link := lane.direct) is not None:
-                if (through := direct.get(link)) is not None:
-                    through.append(pending)
-                else:
-                    direct[link] = [pending]
-            else:
-                self._outbox.append(pending)
-        for link, through in direct.items():
-            self._submit_directly(link, through)
-        if self._outbox and not self._woken:
+        """Sends commands on the stream."""
+        self._outbox.extend(batch)
+        if not self._woken:
             self._woken = True
             self.thread.loop.call_soon_threadsafe(self._wake)
 
-    def _submit_directly(self, link: DirectLink, batch: list[Pending]) -> None:
-        on_lanes = self._on_lanes
-        for start in range(0, len(batch), limits.FRAME_ITEMS):
-            part = batch[start : start + limits.FRAME_ITEMS]
-            frame = pb.InteractRequest()
-            add = frame.commands.add
-            for pending in part:
-                on_lanes[pending.number] = pending
-                add(
-                    lane=pending.number,
-                    sequence=pending.sequence,
-                    kind=pending.kind,  # pyright: ignore[reportArgumentType]
-                    time_left_ms=pending.time_left_ms,
-                    payload=pending.payload,
-                )
-            if not link.send(frame):
-                self._outbox.extend(part)
+    def submit_from_thread(self, pending: Pending, lane: Lane) -> None:
+        """Sends a command of a lane, which a thread waits for: past gRPC where there is such a way.
+
+        Raises:
+            Error: The connection is closed.
+        """
+        link = lane.direct
+        if link is not None and link.links is self._thread_links:
+            link.send([pending])
+        else:
+            if self.folder is not None and not lane.asking:
+                self.thread.loop.call_soon_threadsafe(self._thread_links.of, lane)
+            self.submit(pending)
 
     def bridge(self) -> Bridge:
         """The bridge to the event loop that runs here."""
@@ -185,39 +171,6 @@ class Connection:
             pending = Pending(None, lane, kind, b"")
             pending.sequence = next(self._numbers)
             self.submit(pending)
-
-    def _find_direct(self, welcome: pb.Welcome) -> None:
-        self._folder = folder_of(welcome) if self._may_go_direct else None
-
-    def _attach_directly(self, lane: Lane) -> None:
-        """Asks the lane's worker for a way past gRPC, where there is one."""
-        if self._folder is None or not lane.token:
-            return
-        worker = lane.number >> 32
-        link = self._direct.get(worker)
-        if link is None:
-            try:
-                link = DirectLink(self, f"{self._folder}/{worker}", lambda lost: self._lost_directly(worker, lost))
-            except OSError:
-                return
-            self._direct[worker] = link
-        link.attach(lane, lane.token)
-
-    def _lost_directly(self, worker: int, link: DirectLink) -> None:
-        """Sends what was not answered on the stream, when a way past gRPC is gone."""
-        self._direct.pop(worker, None)
-        for number in list(link.lanes):
-            self.redirect(number)
-        link.lanes.clear()
-
-    def redirect(self, number: int) -> None:
-        """Has a lane driven on the stream again, the command that was not answered first."""
-        lane = self._lanes.get(number)
-        if lane is not None and lane.direct is not None:
-            lane.direct.detach(lane)
-        if (pending := self._on_lanes.get(number)) is not None:
-            self._outbox.append(pending)
-            self._wake_writer.set()
 
     def forked(self) -> None:
         """Called in a forked child, where gRPC no longer works."""
@@ -275,8 +228,8 @@ class Connection:
             await asyncio.wait([self._supervisor])
             self._supervisor = None
         self._fail_all(self.dead)
-        for link in list(self._direct.values()):
-            link.close()
+        for link in list(self.links):
+            link.dispose()
         for channel in self._channels:
             await channel.close()
         self._channels.clear()
@@ -405,7 +358,7 @@ class Connection:
         """Takes a Welcome; if the server is another one by now, the sessions are gone."""
         before = self.welcome.server_instance
         self.welcome = welcome
-        self._find_direct(welcome)
+        self.folder = folder_of(welcome) if self._may_go_direct else None
         if before and before != welcome.server_instance:
             lost = errors.SessionLost(f"the session is lost: the server at {self.address} was restarted")
             for lane in list(self._lanes.values()):
@@ -424,7 +377,7 @@ class Connection:
             commands.append(_command(attach))
         commands += [_command(pending) for pending in calls]
         self._bulk_outbox.clear()
-        for pending in self._on_lanes.values():
+        for pending in self.on_lanes.values():
             large = len(pending.payload) > limits.FRAME_BYTES
             (self._bulk_outbox if large else commands).append(_command(pending))
         if self._bulk_outbox:
@@ -443,9 +396,9 @@ class Connection:
             self._outbox.popleft().fail(error)
         for lane in list(self._lanes.values()):
             self._end_lane(lane, error)
-        for pending in list(self._on_lanes.values()) + list(self._calls.values()):
+        for pending in list(self.on_lanes.values()) + list(self._calls.values()):
             pending.fail(error)
-        self._on_lanes.clear()
+        self.on_lanes.clear()
         self._calls.clear()
         self._abandoned.clear()
         self._wake_bridges()
@@ -473,7 +426,7 @@ class Connection:
                     await call.write(frame)
 
     def _next_frame(self) -> pb.InteractRequest:
-        outbox, on_lanes = self._outbox, self._on_lanes
+        outbox, on_lanes = self._outbox, self.on_lanes
         frame = pb.InteractRequest()
         add = frame.commands.add
         items = size = 0
@@ -504,28 +457,30 @@ class Connection:
 
     def _send_large(self, pending: Pending) -> None:
         if pending.lane is not None:
-            self._on_lanes[pending.lane.number] = pending
+            self.on_lanes[pending.lane.number] = pending
         else:
             self._calls[pending.sequence] = pending
         self._bulk_outbox.append(_command(pending))
         self._wake_bulk.set()
 
     async def _read(self, call: Any, early: pb.InteractResponse) -> None:
-        self.take(early, self._control)
+        self._take(early)
         read = call.read
         while (response := await read()) is not grpc.aio.EOF:
-            self.take(response, self._control)
+            self._take(response)
 
-    def take(self, response: pb.InteractResponse, control: Callable[[pb.Reply], None]) -> None:
-        """Hands the replies of a frame to whoever waits for them, and all else to `control`."""
-        on_lanes = self._on_lanes
+    def _take(self, response: pb.InteractResponse) -> None:
+        """Hands the replies of a frame to whoever waits for them."""
+        claim = self.on_lanes.pop
         for reply in response.replies:
-            pending = on_lanes.get(reply.lane)
+            # Whoever takes a command out of the table answers it; a copy of the reply finds it gone.
+            pending = claim(reply.lane, None)
             if pending is not None and pending.sequence == reply.sequence:
-                del on_lanes[reply.lane]
                 pending.resolve(reply.code, reply.payload)
             else:
-                control(reply)
+                if pending is not None:
+                    self.on_lanes[reply.lane] = pending
+                self._control(reply)
         self._wake_bridges()
 
     def _wake_bridges(self) -> None:
@@ -574,8 +529,7 @@ class Connection:
     def _created(self, made: pb.CreateSessionResponse) -> None:
         """Has the lanes of a new session attached again whenever the connection is restored."""
         for number in made.lanes:
-            lane = self._lanes[number] = Lane(self, number, made.session_id, made.direct_token)
-            self._attach_directly(lane)
+            self._lanes[number] = Lane(self, number, made.session_id, made.direct_token)
 
     def lane(self, number: int) -> Lane:
         """The lane of a session that was created just now. From any thread.
@@ -592,9 +546,7 @@ class Connection:
         if lane.ended is None:
             lane.ended = error
         self._lanes.pop(lane.number, None)
-        if lane.direct is not None:
-            lane.direct.detach(lane)
-        pending = self._on_lanes.pop(lane.number, None)
+        pending = self.on_lanes.pop(lane.number, None)
         if pending is not None:
             pending.fail(error)
 
@@ -672,9 +624,7 @@ class _Attach(Pending):
         self._connection = connection
 
     def wake(self) -> None:
-        if not self.code:
-            self._connection._attach_directly(self._lane)  # pyright: ignore[reportPrivateUsage]
-        else:
+        if self.code:
             self._connection._end_lane(self._lane, failure(self.code, self.reply))  # pyright: ignore[reportPrivateUsage]
 
 

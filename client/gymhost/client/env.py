@@ -104,7 +104,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
                 lane.until_free().result()
             pending = ThreadPending(lane, lane.number, kind, payload)
             lane.begin(pending)
-            connection.submit(pending)
+            connection.submit_from_thread(pending, lane)
             try:
                 return pending.wait()
             except KeyboardInterrupt:

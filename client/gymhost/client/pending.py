@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError as ProtobufDecodeError
 
+from gymhost.client.direct import DirectLinks
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors
 
@@ -60,6 +61,10 @@ class Pending:
         if lane is not None:
             lane.free()
         self.wake()
+
+    def settle(self, code: int, reply: bytes) -> None:
+        """Takes the reply where it is waited for. On the loop of the link that it came on."""
+        self.resolve(code, reply)
 
     def fail(self, error: errors.Error) -> None:
         """Takes an error in place of a reply."""
@@ -140,6 +145,19 @@ class AsyncPending(Pending):
                 lane.free()
         self._bridge.deliver(self)
 
+    def settle(self, code: int, reply: bytes) -> None:
+        """Takes the reply on the very loop that waits for it."""
+        self.code = code
+        self.reply = reply
+        lane = self.lane
+        if lane is not None:
+            lane.pending = None
+            if lane.waiting:
+                lane.free()
+        future = self.future
+        if not future.done():
+            future.set_result(None)
+
 
 class Bridge:
     """Carries commands from one event loop to a connection's, and replies back.
@@ -153,6 +171,7 @@ class Bridge:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, connection: "Connection") -> None:
         self.loop = loop
+        self.links = DirectLinks(connection, loop)
         self._connection = weakref.ref(connection)
         self._out: list[Pending] = []
         # Commands that were handed over and are not answered yet.
@@ -213,7 +232,7 @@ class Lane:
 
     __slots__ = (
         "__weakref__",
-        "waiting",
+        "asking",
         "connection",
         "direct",
         "ended",
@@ -222,6 +241,7 @@ class Lane:
         "sequence",
         "session_id",
         "token",
+        "waiting",
     )
 
     def __init__(self, connection: "Connection", number: int, session_id: str, token: str) -> None:
@@ -229,8 +249,9 @@ class Lane:
         self.number = number
         self.session_id = session_id
         self.token = token
-        # Where commands go past gRPC, while they do.
+        # Where commands go past gRPC, while they do; and whether a worker was asked for that.
         self.direct: DirectLink | None = None
+        self.asking = not token
         self.sequence = 0
         self.pending: Pending | None = None
         # Why no more commands are taken, once that is so.

@@ -266,7 +266,11 @@ class Session:
         left = 0 if timeout is None else max(1, round(timeout * 1000))
         pending = AsyncPending(bridge, lane, lane.number, kind, payload, left)
         lane.begin(pending)
-        bridge.submit(pending)
+        link = bridge.links.of(lane)
+        if link is not None:
+            link.submit(pending)
+        else:
+            bridge.submit(pending)
         try:
             await pending.future
         except asyncio.CancelledError:

@@ -58,8 +58,9 @@ class Environments:
         num_tasks: Only so many of them, from the first. Needed if the environment has tasks without end, or none.
         rewards: The rubrics that become reward functions of their own, to be weighted by `GRPOConfig.reward_weights`.
             Without them one function, `total`, gives the reward as the environment weights it.
-        renderer: A configuration of the `renderers` package, such as `Qwen3RendererConfig()`. Without one the renderer
-            is chosen by the model's name; a model in a local folder needs one.
+        renderer: A configuration of the `renderers` package, such as `Qwen3RendererConfig(thinking_retention="all")`.
+            Without one the renderer is chosen by the model's name; a model in a local folder needs one. TRL trains one
+            row of tokens a rollout, so it should keep history ("all"), as the renderer that is chosen does.
         limits: What ends a rollout. Tokens are bounded by `GRPOConfig.max_completion_length` too.
         concurrency: How many rollouts at once.
         generator: Samples instead of what the trainer is set up with. To keep its weights in step is then up to you.
@@ -191,10 +192,9 @@ class Environments:
     def _collect(
         self, requests: list[RolloutRequest], trainer: Any, generator: Generator, *, then_close: bool = False
     ) -> list[Trajectory]:
-        tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
         engine = RolloutEngine(
             self._connection.source,
-            Chat(tokenizer, self._renderer),
+            self._chat_of(trainer),
             generator,
             sampling=sampling_of(trainer),
             limits=self._limits_of(trainer),
@@ -206,6 +206,20 @@ class Environments:
             if then_close:
                 engine.call_sync(generator.aclose())
             engine.close_sync()
+
+    def _chat_of(self, trainer: Any) -> Chat:
+        tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+        if self._renderer is not None:
+            return Chat(tokenizer, self._renderer)
+        from renderers import AutoRendererConfig
+
+        try:
+            return Chat(tokenizer, AutoRendererConfig(thinking_retention="all"))
+        except NotImplementedError:
+            raise ValueError(
+                f"no renderer is known for {tokenizer.name_or_path!r}: give Environments that of the model's family, such"
+                " as renderer=Qwen3RendererConfig(thinking_retention='all')"
+            ) from None
 
     def _limits_of(self, trainer: Any) -> Limits:
         tokens = [trainer.max_completion_length]
@@ -245,7 +259,7 @@ class Environments:
             self._warned_of_rewriting = True
             logger.warning(
                 "the chat template rewrote history, so that a rollout is several rows of tokens; TRL takes one, the"
-                " last. Give Environments a renderer that keeps history: Qwen3RendererConfig(thinking_retention='all')"
+                " last. Give the renderer's configuration thinking_retention='all'"
             )
 
     # ------------------------------------------------------------------------------------------------------------------
