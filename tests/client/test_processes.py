@@ -8,9 +8,9 @@ import textwrap
 from collections.abc import Callable
 
 import pytest
-from support.server import PATIENCE, ServerProcess, alive, children, running, until
 
 from gymhost.client import connect
+from support.server import PATIENCE, ServerProcess, alive, children, running, until
 
 
 def run_client(script: str, *arguments: str, limit: float = PATIENCE) -> "subprocess.CompletedProcess[str]":

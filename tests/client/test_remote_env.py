@@ -9,9 +9,9 @@ import threading
 import gymnasium
 import numpy as np
 import pytest
-from support.server import ServerProcess, children, until
 
 from gymhost.client import Cancelled, EnvironmentFault, SessionClosed, UnknownEnvironment, connect, make
+from support.server import ServerProcess, children, until
 
 pytestmark = pytest.mark.usefixtures("path")
 

@@ -4,7 +4,6 @@ import asyncio
 import gc
 
 import pytest
-from support.server import ServerProcess
 
 from gymhost.client import (
     Cancelled,
@@ -16,6 +15,7 @@ from gymhost.client import (
     UnknownEnvironment,
     connect,
 )
+from support.server import ServerProcess
 
 pytestmark = pytest.mark.usefixtures("path")
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from support.raw import RawStream, bearer, create, step, stub_to
-from support.server import ServerProcess
 
 from gymhost.client import CapacityExhausted, Unauthenticated, connect, make
 from gymhost.v1 import environments_pb2 as pb
+from support.raw import RawStream, bearer, create, step, stub_to
+from support.server import ServerProcess
 
 StartServer = Callable[..., ServerProcess]
 

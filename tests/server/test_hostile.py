@@ -11,14 +11,14 @@ from typing import Any
 import grpc.aio
 import gymnasium
 import pytest
-from support.raw import RawStream, create, error_of, step, stub_to, trailing
-from support.server import ServerProcess
 
 from gymhost.client import DecodeError, Error, connect
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.v1 import environments_pb2_grpc as rpc
 from gymhost.v1 import values_pb2
 from gymhost.wire import spaces
+from support.raw import RawStream, create, error_of, step, stub_to, trailing
+from support.server import ServerProcess
 
 
 class _Bomb:

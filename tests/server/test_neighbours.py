@@ -8,10 +8,10 @@ import grpc.aio
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from support.raw import channel_to
-from support.server import ServerProcess, alive, children, until
 
 from gymhost.client import EnvironmentFault, Session, SessionClosed, TooLarge, connect
+from support.raw import channel_to
+from support.server import ServerProcess, alive, children, until
 
 pytestmark = pytest.mark.usefixtures("path")
 
@@ -179,9 +179,8 @@ def test_a_ceiling_below_what_a_frame_holds_is_refused() -> None:
 
 
 async def test_a_raw_frame_above_the_ceiling_breaks_that_stream_alone(start_server: Any) -> None:
-    from support.raw import RawStream, command, stub_to
-
     from gymhost.v1 import environments_pb2 as pb
+    from support.raw import RawStream, command, stub_to
 
     server = start_server(workers=1, max_payload=1024 * 1024)
     async with stub_to(server.address) as stub, RawStream(stub) as good:

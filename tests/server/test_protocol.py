@@ -8,11 +8,11 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from support.raw import RawStream, channel_to, command, create, error_of, observation, step, stub_to, trailing
-from support.server import ServerProcess
 
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors, values
+from support.raw import RawStream, channel_to, command, create, error_of, observation, step, stub_to, trailing
+from support.server import ServerProcess
 
 RESET, STEP = pb.COMMAND_KIND_RESET, pb.COMMAND_KIND_STEP
 

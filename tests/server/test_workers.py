@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 
 import pytest
-from support.server import ServerProcess, alive, until
 
 from gymhost.client import (
     CommandTimeout,
@@ -17,6 +16,7 @@ from gymhost.client import (
     SessionLost,
     connect,
 )
+from support.server import ServerProcess, alive, until
 
 pytestmark = pytest.mark.usefixtures("path")
 

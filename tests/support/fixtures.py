@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support.proxy import Proxy
-from support.server import ServerProcess
 
 from gymhost.client import connect, make
+from support.proxy import Proxy
+from support.server import ServerProcess
 
 
 @pytest.fixture(scope="session")

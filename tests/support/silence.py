@@ -5,10 +5,10 @@ import time
 from typing import Any
 
 import grpc
-from support.raw import command, create, observation, step
 
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.v1 import environments_pb2_grpc as rpc
+from support.raw import command, create, observation, step
 
 SILENCE = 60.0
 KEEPALIVES = (10_000, 1_000)

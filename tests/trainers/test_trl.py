@@ -21,7 +21,7 @@ from gymhost.trainers.trl import Environments
 from support.completions_server import CompletionsServer, choice
 from support.local_source import LocalSource
 from support.models import tiny_qwen3
-from support.talk import Talk, end, go_on, tool
+from support.talk import Talk, end, go_on, tool, user
 from support.tokenizers import call, decode, encode, qwen3_tokenizer
 
 pytestmark = pytest.mark.heavy
@@ -184,6 +184,13 @@ class TestTraining:
             sampled = [token for token, own in zip(row["completion_ids"], row["env_mask"], strict=True) if own]
             assert decode(sampled).count("<|im_end|>") == len(trajectory.turns)
             assert "Too" not in decode(sampled)
+
+    def test_a_turn_that_the_user_answers_is_trained_on_too(self, make_trainer: Callable[..., Any]) -> None:
+        environments, batches = talks(lambda env, _: end() if len(env.said) == 3 else go_on(user("Go on.")))
+        make_trainer(environments).train()
+        for trajectory in batches[0]:
+            assert not trajectory.rewritten
+            assert sum(trajectory.mask) == trajectory.sampled_tokens == 3 * len(encode("Hello.<|im_end|>"))
 
     def test_rubrics_can_be_reward_functions_of_their_own(self, make_trainer: Callable[..., Any]) -> None:
         environments, _ = guesses(rewards=["win", "format"])

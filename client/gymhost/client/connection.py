@@ -63,6 +63,7 @@ class Connection:
     ) -> None:
         self.address = address
         self.welcome = pb.Welcome(max_payload_bytes=limits.MAX_PAYLOAD)
+        self.max_payload = limits.MAX_PAYLOAD
         self.thread: LoopThread = loop_thread()
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._connect_timeout = connect_timeout
@@ -179,17 +180,12 @@ class Connection:
             lane.ended = self.dead
             lane.pending = None
 
-    def check_size(self, payload: bytes) -> None:
-        """Refuses a payload that is above the server's limit.
-
-        Raises:
-            TooLarge: It is; nothing was sent.
-        """
-        if len(payload) > self.welcome.max_payload_bytes:
-            raise errors.TooLarge(
-                f"a command of {len(payload)} bytes is above the server's limit of {self.welcome.max_payload_bytes} bytes "
-                "(gymhost serve --max-payload)"
-            )
+    def too_large(self, payload: bytes) -> errors.TooLarge:
+        """The error for a payload that is above the server's limit."""
+        return errors.TooLarge(
+            f"a command of {len(payload)} bytes is above the server's limit of {self.max_payload} bytes "
+            "(gymhost serve --max-payload)"
+        )
 
     # -- on the loop: opening and closing ------------------------------------------------------------------------------
 
@@ -358,6 +354,7 @@ class Connection:
         """Takes a Welcome; if the server is another one by now, the sessions are gone."""
         before = self.welcome.server_instance
         self.welcome = welcome
+        self.max_payload = welcome.max_payload_bytes
         self.folder = folder_of(welcome) if self._may_go_direct else None
         if before and before != welcome.server_instance:
             lost = errors.SessionLost(f"the session is lost: the server at {self.address} was restarted")

@@ -98,7 +98,8 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
 
     def _command(self, kind: int, payload: bytes) -> bytes:
         lane, connection = self._lane, self._connection
-        connection.check_size(payload)
+        if len(payload) > connection.max_payload:
+            raise connection.too_large(payload)
         with self._turn:
             if lane.pending is not None:
                 lane.until_free().result()

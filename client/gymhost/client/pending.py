@@ -130,7 +130,16 @@ class AsyncPending(Pending):
     def __init__(
         self, bridge: "Bridge", lane: "Lane | None", number: int, kind: int, payload: bytes, time_left_ms: int = 0
     ) -> None:
-        super().__init__(lane, number, kind, payload, time_left_ms)
+        # What the base class does, without a call more on the way of every step.
+        self.lane = lane
+        self.number = number
+        self.sequence = 0
+        self.kind = kind
+        self.payload = payload
+        self.time_left_ms = time_left_ms
+        self.code = 0
+        self.reply = b""
+        self.error = None
         self._bridge = bridge
         self.future: asyncio.Future[None] = bridge.loop.create_future()
 
@@ -171,6 +180,7 @@ class Bridge:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, connection: "Connection") -> None:
         self.loop = loop
+        self._thread = threading.get_ident()
         self.links = DirectLinks(connection, loop)
         self._connection = weakref.ref(connection)
         self._out: list[Pending] = []
@@ -180,6 +190,11 @@ class Bridge:
         # The bridges that have replies to carry at the end of this frame: the connection's list.
         self._laden = connection.laden_bridges
         self._is_laden = False
+
+    def is_here(self) -> bool:
+        """Whether the bridge's loop is the one that runs in this thread."""
+        # A thread runs one loop at a time: this is get_running_loop() without its system call.
+        return self._thread == threading.get_ident() and self.loop.is_running()
 
     def submit(self, pending: Pending) -> None:
         """Hands a command over at the end of this turn of the loop; at once while it is the only one."""

@@ -11,7 +11,7 @@ import gymnasium
 from google.protobuf.message import DecodeError as ProtobufDecodeError
 
 from gymhost.client.connection import Connection
-from gymhost.client.pending import AsyncPending, Lane
+from gymhost.client.pending import AsyncPending, Bridge, Lane
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.v1 import values_pb2
 from gymhost.wire import errors, spaces, values
@@ -123,6 +123,8 @@ class Session:
         self._connection = connection
         self._create_timeout = create_timeout
         self._lane: Lane | None = None
+        # That of the event loop which had the last command.
+        self._bridge: Bridge | None = None
         self._made: Made | None = None
 
     async def open(self) -> Self:
@@ -231,7 +233,18 @@ class Session:
             CommandTimeout: A time limit stopped it.
             SessionError: The session has ended; its subclass says how.
         """
-        return decode_step(await self._command(pb.COMMAND_KIND_STEP, encode_step(action), timeout))
+        payload = encode_step(action)
+        lane = self._lane
+        if lane is None or lane.pending is not None:
+            return decode_step(await self._command(pb.COMMAND_KIND_STEP, payload, timeout))
+        # What `_command` does, without a coroutine more on the way of every step.
+        pending = self._send(lane, pb.COMMAND_KIND_STEP, payload, timeout)
+        try:
+            await pending.future
+        except asyncio.CancelledError:
+            self._connection.forget(pb.COMMAND_KIND_CANCEL, lane.number)
+            raise
+        return decode_step(pending.result())
 
     async def call_tool(self, name: str, arguments: dict[str, Any], *, timeout: float | None = None) -> StepResult:
         """Takes a step that consists of one tool call."""
@@ -258,11 +271,24 @@ class Session:
             raise errors.InvalidArgument(
                 "the session is not open: use `async with server.session(...)`, or await open()"
             )
-        connection = self._connection
-        connection.check_size(payload)
         while lane.pending is not None:
             await asyncio.wrap_future(lane.until_free())
-        bridge = connection.bridge()
+        pending = self._send(lane, kind, payload, timeout)
+        try:
+            await pending.future
+        except asyncio.CancelledError:
+            self._connection.forget(pb.COMMAND_KIND_CANCEL, lane.number)
+            raise
+        return pending.result()
+
+    def _send(self, lane: Lane, kind: int, payload: bytes, timeout: float | None) -> AsyncPending:
+        """Makes a command the one in flight on a lane that is free."""
+        connection = self._connection
+        if len(payload) > connection.max_payload:
+            raise connection.too_large(payload)
+        bridge = self._bridge
+        if bridge is None or not bridge.is_here():
+            bridge = self._bridge = connection.bridge()
         left = 0 if timeout is None else max(1, round(timeout * 1000))
         pending = AsyncPending(bridge, lane, lane.number, kind, payload, left)
         lane.begin(pending)
@@ -271,12 +297,7 @@ class Session:
             link.submit(pending)
         else:
             bridge.submit(pending)
-        try:
-            await pending.future
-        except asyncio.CancelledError:
-            connection.forget(pb.COMMAND_KIND_CANCEL, lane.number)
-            raise
-        return pending.result()
+        return pending
 
 
 # -- payloads ----------------------------------------------------------------------------------------------------------

@@ -217,8 +217,8 @@ class Environments:
             return Chat(tokenizer, AutoRendererConfig(thinking_retention="all"))
         except NotImplementedError:
             raise ValueError(
-                f"no renderer is known for {tokenizer.name_or_path!r}: give Environments that of the model's family, such"
-                " as renderer=Qwen3RendererConfig(thinking_retention='all')"
+                f"no renderer is known for {tokenizer.name_or_path!r}: give Environments that of the model's family,"
+                " such as renderer=Qwen3RendererConfig(thinking_retention='all')"
             ) from None
 
     def _limits_of(self, trainer: Any) -> Limits:

@@ -58,6 +58,7 @@ class Host:
 
     def __init__(self, config: link.WorkerConfig) -> None:
         self.config = config
+        self.max_payload = config.max_payload
         self.loop: asyncio.AbstractEventLoop
         self.watchdog = Watchdog(config.alive_fd, config.loop_limit)
         self.sessions: dict[int, Session] = {}
@@ -128,17 +129,12 @@ class Host:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def check_size(self, reply: bytes) -> None:
-        """Refuses a reply that is above the limit.
-
-        Raises:
-            TooLarge: It is.
-        """
-        if len(reply) > self.config.max_payload:
-            raise errors.TooLarge(
-                f"the environment's reply of {len(reply)} bytes is above the limit of {self.config.max_payload} bytes "
-                "(gymhost serve --max-payload)"
-            )
+    def too_large(self, reply: bytes) -> errors.TooLarge:
+        """The error for a reply that is above the limit."""
+        return errors.TooLarge(
+            f"the environment's reply of {len(reply)} bytes is above the limit of {self.max_payload} bytes "
+            "(gymhost serve --max-payload)"
+        )
 
     # -- control -------------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,9 @@ from typing import TextIO
 # Whose code runs here, an object whose str() is the label; unset in the worker's own code.
 current_session: contextvars.ContextVar[object] = contextvars.ContextVar("gymhost_session", default="")
 
+# The same for what runs on the event loop itself, where a context variable would cost every step more than this.
+inline: object = ""
+
 
 class _Tagged(io.TextIOBase):
     """A line-buffered text stream that puts the label of the running session before each line."""
@@ -27,7 +30,7 @@ class _Tagged(io.TextIOBase):
         return self._inner.encoding
 
     def write(self, text: str, /) -> int:
-        label = str(current_session.get())
+        label = str(current_session.get() or inline)
         whole, newline, rest = (self._partial.pop(label, "") + text).rpartition("\n")
         if newline:
             prefix = f"[{label}] " if label else ""

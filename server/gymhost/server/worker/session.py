@@ -12,7 +12,8 @@ import gymnasium
 from gymnasium.wrappers import OrderEnforcing
 
 from gymhost.envs.registration import Hosting, make
-from gymhost.server.worker.calls import CALLS, Defaults
+from gymhost.server.worker import output
+from gymhost.server.worker.calls import CALLS, Call, Defaults
 from gymhost.server.worker.failure import failure, unimplemented
 from gymhost.server.worker.output import current_session
 from gymhost.v1 import environments_pb2 as pb
@@ -85,7 +86,11 @@ class Session(abc.ABC):
             self.last = sequence
             self.busy = True
             self.outlet = outlet
-            self.run(command.kind, command.payload, command.time_left_ms)
+            call = CALLS.get(command.kind)
+            if call is None:
+                self.finish(*failure(unimplemented(command.kind)))
+            else:
+                self.run(call, command.payload, command.time_left_ms)
         elif sequence == self.last and sequence:
             # Running still: its reply goes the way of the newest asker, once it is there.
             self.outlet = outlet
@@ -108,10 +113,9 @@ class Session(abc.ABC):
         if self.outlet is not None:
             self.outlet.send(self.lane, self.last, code, reply)
 
-    def set_limit(self, kind: int, time_left_ms: int) -> None:
+    def set_limit(self, call: Call, time_left_ms: int) -> None:
         """Sets `deadline` and `limit` for a command: the caller's time left, or the environment's own limit."""
-        call = CALLS.get(kind)
-        limit = call.limit if call else "step"
+        limit = call.limit
         seconds = self.hosting.reset_timeout if limit == "reset" else self.hosting.step_timeout
         if time_left_ms and (seconds is None or time_left_ms < seconds * 1000):
             seconds, limit = time_left_ms / 1000, "command"
@@ -129,14 +133,12 @@ class Session(abc.ABC):
 
     # -- the environment -----------------------------------------------------------------------------------------------
 
-    def execute(self, kind: int, payload: bytes) -> tuple[int, bytes]:
+    def execute(self, call: Call, payload: bytes) -> tuple[int, bytes]:
         """Runs a command on the calling thread; whatever goes wrong becomes the reply."""
         try:
-            call = CALLS.get(kind)
-            if call is None:
-                raise unimplemented(kind)
             reply = call.encode(call.run(self.env, call.decode(payload, self.defaults)))
-            self.host.check_size(reply)
+            if len(reply) > self.host.max_payload:
+                raise self.host.too_large(reply)
         except BaseException as error:  # noqa: BLE001 - SystemExit of an environment must not end its neighbours
             return failure(error)
         return 0, reply
@@ -148,7 +150,7 @@ class Session(abc.ABC):
     # -- where it runs; each subclass has its own ----------------------------------------------------------------------
 
     @abc.abstractmethod
-    def run(self, kind: int, payload: bytes, time_left_ms: int) -> None:
+    def run(self, call: Call, payload: bytes, time_left_ms: int) -> None:
         """Starts a command; `finish` is called when it has ended."""
 
     @abc.abstractmethod
@@ -172,14 +174,14 @@ class InlineSession(Session):
 
     __slots__ = ()
 
-    def run(self, kind: int, payload: bytes, time_left_ms: int) -> None:
-        self.set_limit(kind, time_left_ms)
+    def run(self, call: Call, payload: bytes, time_left_ms: int) -> None:
+        self.set_limit(call, time_left_ms)
         watchdog = self.host.watchdog
         watchdog.session = self
         watchdog.deadline = self.deadline
-        token = current_session.set(self)
-        code, reply = self.execute(kind, payload)
-        current_session.reset(token)
+        output.inline = self
+        code, reply = self.execute(call, payload)
+        output.inline = ""
         watchdog.deadline = 0.0
         self.finish(code, reply)
 
@@ -194,14 +196,14 @@ class InlineSession(Session):
         self.limit = limit
         watchdog.session = self
         watchdog.deadline = time.monotonic() + seconds if seconds else 0.0
-        token = current_session.set(self)
+        output.inline = self
+        error: BaseException | None = None
         try:
             call()
-            error = None
-        except BaseException as raised:  # noqa: BLE001
+        except BaseException as raised:  # noqa: BLE001 - SystemExit too
             error = raised
         finally:
-            current_session.reset(token)
+            output.inline = ""
             watchdog.deadline = 0.0
         done(error)
 
@@ -214,13 +216,13 @@ class ThreadSession(Session):
     def __init__(self, host: "Host", lane: int, request: pb.CreateSessionRequest, hosting: Hosting) -> None:
         super().__init__(host, lane, request, hosting)
         # Commands to execute, calls to make, and None at the end.
-        self._queue: queue.SimpleQueue[tuple[int, bytes] | Callable[[], None] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Call, bytes] | Callable[[], None] | None] = queue.SimpleQueue()
         self._done: Done | None = None
 
-    def run(self, kind: int, payload: bytes, time_left_ms: int) -> None:
-        self.set_limit(kind, time_left_ms)
+    def run(self, call: Call, payload: bytes, time_left_ms: int) -> None:
+        self.set_limit(call, time_left_ms)
         self.host.watch(self)
-        self._queue.put((kind, payload))
+        self._queue.put((call, payload))
 
     def start(self, kwargs: dict[str, Any], done: Done) -> None:
         # A daemon, since one that is stuck in the environment's code must not keep the worker from ending.
@@ -247,7 +249,7 @@ class ThreadSession(Session):
         current_session.set(self)
         post, take = self.host.post, self._queue.get
         while (item := take()) is not None:
-            if callable(item):
+            if not isinstance(item, tuple):
                 error: BaseException | None = None
                 try:
                     item()
@@ -279,22 +281,20 @@ class AsyncSession(Session):
         self._task: asyncio.Task[None] | None = None
         self._stopped_by: errors.Error | None = None
 
-    def run(self, kind: int, payload: bytes, time_left_ms: int) -> None:
-        self.set_limit(kind, time_left_ms)
+    def run(self, call: Call, payload: bytes, time_left_ms: int) -> None:
+        self.set_limit(call, time_left_ms)
         self._stopped_by = None
         self.host.watch(self)
-        self._task = self.host.loop.create_task(self._run(kind, payload))
+        self._task = self.host.loop.create_task(self._run(call, payload))
 
-    async def _run(self, kind: int, payload: bytes) -> None:
+    async def _run(self, call: Call, payload: bytes) -> None:
         current_session.set(self)
         try:
-            call = CALLS.get(kind)
-            if call is None:
-                raise unimplemented(kind)
             argument = call.decode(payload, self.defaults)
             returned = await call.run_async(self.env, argument) if call.run_async else call.run(self.env, argument)
             code, reply = 0, call.encode(returned)
-            self.host.check_size(reply)
+            if len(reply) > self.host.max_payload:
+                raise self.host.too_large(reply)
         except asyncio.CancelledError:
             code, reply = failure(self._stopped_by or errors.Cancelled("the command was cancelled"))
         except BaseException as error:  # noqa: BLE001

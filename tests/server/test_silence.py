@@ -3,6 +3,7 @@
 from concurrent.futures import Future
 
 import pytest
+
 from support.silence import KEEPALIVES
 
 
