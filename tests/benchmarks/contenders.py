@@ -43,7 +43,9 @@ def _gymhost(variant: str, id: str) -> tuple[str, ...]:
     return ("tests.benchmarks.gymhost_client", variant, id)
 
 
+# By default a client on the server's host goes past gRPC; the others are kept from it, as on another host.
 GYMHOST, GYMHOST_UVLOOP = "gymhost, asyncio", "gymhost, uvloop"
+GYMHOST_GRPC, GYMHOST_GRPC_UVLOOP = "gymhost over gRPC, asyncio", "gymhost over gRPC, uvloop"
 STREAM = "bare grpc.aio stream a session"
 OPENENV_BEST = "OpenEnv, 2 workers + uvloop"
 
@@ -53,6 +55,8 @@ CONTENDERS = (
     Contender(STREAM, "stream", ("tests.benchmarks.grpc_stream", "client")),
     Contender(GYMHOST, "gymhost", _gymhost("asyncio", "benchmarks/Echo-v0")),
     Contender(GYMHOST_UVLOOP, "gymhost", _gymhost("uvloop", "benchmarks/Echo-v0")),
+    Contender(GYMHOST_GRPC, "gymhost", _gymhost("asyncio-grpc", "benchmarks/Echo-v0")),
+    Contender(GYMHOST_GRPC_UVLOOP, "gymhost", _gymhost("uvloop-grpc", "benchmarks/Echo-v0")),
     Contender(OPENENV_BEST, "openenv-best", ("tests.benchmarks.openenv_echo", "uvloop"), peer="openenv"),
     Contender("OpenEnv, defaults", "openenv", ("tests.benchmarks.openenv_echo", "asyncio"), peer="openenv"),
     Contender("gymhost RemoteEnv, threads", "gymhost", _gymhost("threads", "benchmarks/Echo-v0"), most=64),

@@ -1,4 +1,4 @@
-"""gymhost's client: `python -m tests.benchmarks.gymhost_client {asyncio|uvloop|threads} ID ADDRESS N SECONDS`."""
+"""gymhost's client: `python -m tests.benchmarks.gymhost_client {asyncio|uvloop|threads}[-grpc] ID ADDRESS N SECONDS`."""
 
 import asyncio
 import sys
@@ -39,8 +39,8 @@ class Blocking:
         return observation, reward, terminated
 
 
-async def play(id: str, address: str, n: int, seconds: float) -> None:
-    async with connect(address) as server:
+async def play(id: str, address: str, n: int, seconds: float, *, direct: bool) -> None:
+    async with connect(address, direct=direct) as server:
 
         async def open_session(_: int) -> Async:
             return Async(await server.session(id).open())
@@ -49,12 +49,14 @@ async def play(id: str, address: str, n: int, seconds: float) -> None:
 
 
 def main(variant: str, id: str, address: str, n: int, seconds: float) -> None:
-    if variant == "threads":
-        drive_threads(lambda _: Blocking(make(id, server=address)), n, seconds)
+    how, _, way = variant.partition("-")
+    direct = way != "grpc"
+    if how == "threads":
+        drive_threads(lambda _: Blocking(make(id, server=address, direct=direct)), n, seconds)
         return
-    if variant == "uvloop":
+    if how == "uvloop":
         uvloop.install()
-    asyncio.run(play(id, address, n, seconds))
+    asyncio.run(play(id, address, n, seconds, direct=direct))
 
 
 if __name__ == "__main__":

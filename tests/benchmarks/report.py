@@ -4,17 +4,25 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from tests.benchmarks.contenders import CONTENDERS, GYMHOST, GYMHOST_UVLOOP, OPENENV_BEST, STREAM
+from tests.benchmarks.contenders import (
+    CONTENDERS,
+    GYMHOST,
+    GYMHOST_GRPC,
+    GYMHOST_GRPC_UVLOOP,
+    GYMHOST_UVLOOP,
+    OPENENV_BEST,
+    STREAM,
+)
 
 Record = dict[str, Any]
 
 # What is divided, the contenders' names over each other, the sessions, and what the ratio should be.
+_OURS = (GYMHOST, GYMHOST_UVLOOP, GYMHOST_GRPC, GYMHOST_GRPC_UVLOOP)
 _RATIOS = [
     ("steps_per_second", "steps/s", ours, OPENENV_BEST, sessions, wanted)
     for sessions, wanted in ((64, "at least 12"), (512, "at least 18"))
-    for ours in (GYMHOST, GYMHOST_UVLOOP)
-] + [("p50_us", "latency, p50", ours, STREAM, 1, "at most 1.5") for ours in (GYMHOST, GYMHOST_UVLOOP)]
-
+    for ours in _OURS
+] + [("p50_us", "latency, p50", ours, STREAM, 1, "at most 1.5") for ours in _OURS]
 
 # The idle sessions that are opened first, and as many again.
 _SETS = ("first", "second")
