@@ -70,7 +70,7 @@ def build_tokenizer(games: Iterable[list[dict[str, Any]]], tools: list[Any]) -> 
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
-    """Makes an untrained model of about 170,000 parameters.
+    """Makes an untrained model of about 160,000 parameters.
 
     The embeddings are not tied: vLLM on a CPU reloads the weights of tied float32 models wrongly.
     """

@@ -107,13 +107,13 @@ def make_trainer(
         learning_rate=2e-3,
         # Adam steps as far for a tiny gradient as for a large one, which wears down the format of the calls; this does
         # not let it.
-        adam_epsilon=1e-4,
+        adam_epsilon=3e-5,
         lr_scheduler_type="constant_with_warmup",
         warmup_steps=5,
         adam_beta2=0.95,
         beta=0.0,
         # Without this bonus some runs settle on a strategy that never finds one of the numbers.
-        entropy_coef=0.01,
+        entropy_coef=0.02,
         # The tasks come in the order of the dataset, in which each batch holds every number once.
         shuffle_dataset=False,
         use_vllm=True,

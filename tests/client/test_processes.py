@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from gymhost.client import connect
-from support.server import PATIENCE, ServerProcess, alive, children, running, until
+from support.server import PATIENCE, ServerProcess, alive, children, running, until, until_sessions
 
 
 def run_client(script: str, *arguments: str, limit: float = PATIENCE) -> "subprocess.CompletedProcess[str]":
@@ -77,9 +77,8 @@ async def test_a_process_that_closes_nothing_ends_quietly_and_leaves_no_session(
         server.address,
     )
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
-    async with connect(server.address) as remote, asyncio.timeout(10):
-        while await remote.sessions():
-            await asyncio.sleep(0.02)
+    async with connect(server.address) as remote:
+        await until_sessions(remote, 0)
 
 
 FORKS = """
@@ -102,7 +101,8 @@ FORKS = """
     asyncio.run(open_and_step(session))
 
     async def use():
-        for work in (session.reset, server.session("test/Counter-v0").open, server.sessions, connect(sys.argv[1]).__aenter__):
+        new = server.session("test/Counter-v0")
+        for work in (session.reset, new.open, server.sessions, connect(sys.argv[1]).__aenter__):
             refused(await asyncio.gather(work(), return_exceptions=True))
         await session.close()
         await asyncio.to_thread(server.close)
@@ -164,9 +164,7 @@ async def test_a_client_that_is_killed_leaves_nothing_after_its_lease(
         async with connect(server.address) as remote:
             assert len(await remote.sessions()) == 4
             client.kill()
-            async with asyncio.timeout(10):
-                while await remote.sessions():
-                    await asyncio.sleep(0.05)
+            await until_sessions(remote, 0)
     assert server.log.count("expired: nothing was heard of the session's client for 2 s (--lease)") == 4
 
 

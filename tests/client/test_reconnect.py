@@ -18,7 +18,7 @@ from gymhost.client import (
 )
 from gymhost.v1 import environments_pb2 as pb
 from support.proxy import Proxy
-from support.raw import stub_to
+from support.raw import stub_to, until_busy
 from support.server import ServerProcess, alive, connections_to, until
 
 pytestmark = pytest.mark.usefixtures("grpc_path")
@@ -104,6 +104,29 @@ async def test_large_observations_survive_cuts(proxy: Proxy) -> None:
             proxy.cut()
             observation, _ = await asyncio.wait_for(resetting, 20)
             assert (observation == expected).all()
+
+
+async def test_large_steps_are_repeated_in_as_many_messages_as_they_need(
+    start_server: Callable[..., ServerProcess],
+) -> None:
+    # Each step is taken; all of them together are far above what the server takes in one message.
+    server = start_server(workers=1, max_payload=1024 * 1024)
+    slow = "1.0".ljust(200_000)
+    with Proxy(server.address) as proxy:
+        async with (
+            connect(proxy.address, direct=False, reconnect_timeout=5.0) as remote,
+            stub_to(server.address) as stub,
+        ):
+            sessions: list[Session] = [remote.session("test/Slow-v0") for _ in range(12)]
+            await asyncio.gather(*(session.open() for session in sessions))
+            await asyncio.gather(*(session.reset() for session in sessions))
+            stepping = asyncio.gather(*(session.step(slow) for session in sessions))
+            for session in sessions:
+                assert session._lane is not None
+                await until_busy(stub, session._lane.session_id)
+            proxy.cut()
+            assert [step[0] for step in await asyncio.wait_for(stepping, 20)] == [1] * 12
+            await asyncio.gather(*(session.close() for session in sessions))
 
 
 async def test_a_close_that_was_cut_off_still_closes(server: ServerProcess, proxy: Proxy) -> None:

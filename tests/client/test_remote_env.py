@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 
 from gymhost.client import Cancelled, EnvironmentFault, SessionClosed, UnknownEnvironment, connect, make
-from support.server import ServerProcess, children, until
+from support.server import ServerProcess, children, until, until_sessions
 
 pytestmark = pytest.mark.usefixtures("path")
 
 
 async def _until_sessions(server: ServerProcess, wanted: int) -> None:
     async with connect(server.address) as remote:
-        while len(await remote.sessions()) != wanted:
-            pass
+        await until_sessions(remote, wanted)
 
 
 def test_it_is_a_gymnasium_environment(server: ServerProcess) -> None:

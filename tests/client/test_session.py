@@ -4,6 +4,7 @@ import asyncio
 import gc
 
 import pytest
+from gymnasium.spaces import Discrete
 
 from gymhost.client import (
     Cancelled,
@@ -15,19 +16,9 @@ from gymhost.client import (
     UnknownEnvironment,
     connect,
 )
-from support.server import ServerProcess
+from support.server import ServerProcess, until_sessions
 
 pytestmark = pytest.mark.usefixtures("path")
-
-
-async def count(remote: RemoteServer) -> int:
-    return len(await remote.sessions())
-
-
-async def until_count(remote: RemoteServer, wanted: int) -> None:
-    async with asyncio.timeout(10):
-        while await count(remote) != wanted:
-            await asyncio.sleep(0.02)
 
 
 async def test_a_session_plays_an_episode(server: ServerProcess) -> None:
@@ -37,7 +28,7 @@ async def test_a_session_plays_an_episode(server: ServerProcess) -> None:
         for number in range(1, 6):
             assert await session.step(1) == (number, 1.0, False, False, {})
         assert (await session.reset())[0] == 0
-        assert session.action_space.n == 2
+        assert session.action_space == Discrete(2)
         assert not session.lost
 
 
@@ -115,7 +106,7 @@ async def test_keyword_arguments_reach_the_environment(server: ServerProcess) ->
     async with connect(server.address) as remote:
         with pytest.raises(EnvironmentFault, match="colour"):
             await remote.session("test/Counter-v0", colour="red").open()
-        await until_count(remote, 0)
+        await until_sessions(remote, 0)
 
 
 async def test_a_session_is_used_only_while_it_is_open(server: ServerProcess) -> None:
@@ -132,7 +123,7 @@ async def test_a_session_is_used_only_while_it_is_open(server: ServerProcess) ->
         with pytest.raises(SessionClosed):
             await session.step(0)
         assert not session.lost
-        assert await count(remote) == 0
+        assert len(await remote.sessions()) == 0
 
 
 async def test_closing_a_session_ends_the_step_that_is_running(server: ServerProcess) -> None:
@@ -143,7 +134,7 @@ async def test_closing_a_session_ends_the_step_that_is_running(server: ServerPro
             await until_busy(remote)
         with pytest.raises((SessionClosed, Cancelled)):
             await asyncio.wait_for(stepping, 10)
-        assert await count(remote) == 0
+        assert len(await remote.sessions()) == 0
 
 
 async def until_busy(remote: RemoteServer) -> None:
@@ -156,10 +147,10 @@ async def test_a_session_that_is_garbage_collected_is_closed(server: ServerProce
     async with connect(server.address) as remote:
         session = await remote.session("test/Counter-v0").open()
         await session.reset()
-        assert await count(remote) == 1
+        assert len(await remote.sessions()) == 1
         del session
         gc.collect()
-        await until_count(remote, 0)
+        await until_sessions(remote, 0)
 
 
 async def test_a_create_that_is_cancelled_leaves_no_session(server: ServerProcess) -> None:
@@ -174,7 +165,7 @@ async def test_a_create_that_is_cancelled_leaves_no_session(server: ServerProces
                 await opening
         async with remote.session("test/Counter-v0") as last:
             await last.reset()
-        await until_count(remote, 0)
+        await until_sessions(remote, 0)
 
 
 async def test_cancelling_an_await_stops_the_coroutine_and_frees_the_lane(server: ServerProcess) -> None:

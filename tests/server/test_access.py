@@ -12,7 +12,7 @@ import pytest
 from gymhost.client import CapacityExhausted, Unauthenticated, connect, make
 from gymhost.v1 import environments_pb2 as pb
 from support.raw import RawStream, bearer, create, step, stub_to
-from support.server import ServerProcess
+from support.server import ServerProcess, until
 
 StartServer = Callable[..., ServerProcess]
 
@@ -139,9 +139,7 @@ async def test_an_idle_session_is_closed_at_its_own_limit(server: ServerProcess)
         session = await remote.session("test/Slow-v0", idle_timeout=1.0).open()
         await session.reset()
         assert (await session.step(2.5))[0] == 1  # a session with a command in flight is never idle
-        async with asyncio.timeout(10):
-            while not session.lost:
-                await asyncio.sleep(0.02)
+        await until(lambda: session.lost)
         with pytest.raises(SessionExpired, match=r"no command came for 1 s \(the session's idle_timeout\)"):
             await session.step(0.0)
         assert await remote.sessions() == []

@@ -129,17 +129,20 @@ async def test_many_large_replies_at_once_all_arrive(server: ServerProcess) -> N
 
 
 async def test_small_steps_pass_large_ones(server: ServerProcess) -> None:
-    async with connect(server.address) as remote, remote.session("test/Counter-v0") as small:
-        async with remote.session("test/Image-v0") as large:
-            await small.reset()
-            await large.reset()
-            moving = asyncio.create_task(large.reset())
-            passed = 0
-            while not moving.done():
-                await small.step(1)
-                passed += 1
-            await moving
-            assert passed > 3
+    async with (
+        connect(server.address) as remote,
+        remote.session("test/Counter-v0") as small,
+        remote.session("test/Image-v0") as large,
+    ):
+        await small.reset()
+        await large.reset()
+        moving = asyncio.create_task(large.reset())
+        passed = 0
+        while not moving.done():
+            await small.step(1)
+            passed += 1
+        await moving
+        assert passed > 3
 
 
 async def test_above_the_ceiling_size_limit_and_setting_are_named_and_the_session_lives(start_server: Any) -> None:
@@ -180,14 +183,13 @@ def test_a_ceiling_below_what_a_frame_holds_is_refused() -> None:
 
 async def test_a_raw_frame_above_the_ceiling_breaks_that_stream_alone(start_server: Any) -> None:
     from gymhost.v1 import environments_pb2 as pb
-    from support.raw import RawStream, command, stub_to
+    from support.raw import RawStream, stub_to
 
     server = start_server(workers=1, max_payload=1024 * 1024)
     async with stub_to(server.address) as stub, RawStream(stub) as good:
         made = await good.create("test/Counter-v0")
         async with RawStream(stub) as bad:
             with pytest.raises(grpc.aio.AioRpcError) as raised:
-                await bad.send(command(pb.COMMAND_KIND_STEP, bytes(2 * 1024 * 1024), lane=made.lanes[0], number=1))
-                await bad.reply()
+                await bad.ask(pb.COMMAND_KIND_STEP, bytes(2 * 1024 * 1024), lane=made.lanes[0], number=1)
             assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert not (await good.ask(pb.COMMAND_KIND_RESET, lane=made.lanes[0], number=1)).code

@@ -11,7 +11,18 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors, values
-from support.raw import RawStream, channel_to, command, create, error_of, observation, step, stub_to, trailing
+from support.raw import (
+    RawStream,
+    channel_to,
+    command,
+    create,
+    error_of,
+    observation,
+    step,
+    stub_to,
+    trailing,
+    until_busy,
+)
 from support.server import ServerProcess
 
 RESET, STEP = pb.COMMAND_KIND_RESET, pb.COMMAND_KIND_STEP
@@ -244,9 +255,7 @@ async def test_a_unary_call_that_is_cut_short_stops_the_work(server: ServerProce
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await stub.Step(pb.StepRequest(session_id=session_id, sequence=2, command=step(600.0)), timeout=0.3)
         assert raised.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-        async with asyncio.timeout(10):
-            while (await stub.GetSession(pb.GetSessionRequest(session_id=session_id))).session.busy:
-                await asyncio.sleep(0.02)
+        await until_busy(stub, session_id, False)
         after = await stub.Step(pb.StepRequest(session_id=session_id, sequence=3, command=step(0.0)))
         assert values.decode(after.result.observation) == 1
         await stub.CloseSession(pb.CloseSessionRequest(session_id=session_id))
@@ -263,7 +272,7 @@ async def test_lists_show_no_ids(server: ServerProcess) -> None:
 
 async def test_health_and_reflection_are_served(server: ServerProcess) -> None:
     async with channel_to(server.address) as channel:
-        health: Any = health_pb2_grpc.HealthStub(channel)
+        health: Any = health_pb2_grpc.HealthStub(channel)  # pyright: ignore[reportArgumentType] - asyncio is unknown to it
         for name in ("", "gymhost.v1.EnvironmentService"):
             answer = await health.Check(health_pb2.HealthCheckRequest(service=name))
             assert answer.status == health_pb2.HealthCheckResponse.SERVING

@@ -37,6 +37,11 @@ async def working(*sessions: Session) -> None:
             await session.step(0.0)
 
 
+async def step_for_ever(session: Session) -> None:
+    while True:
+        await session.step(0.0)
+
+
 def worker_of(session: Session) -> int:
     assert session._lane is not None
     return session._lane.number >> 32
@@ -130,6 +135,13 @@ async def test_a_callers_timeout_names_itself(start_server: StartServer) -> None
         assert raised.value.limit == "command"
 
 
+async def test_coroutines_are_given_up_that_take_too_long_to_make(server: ServerProcess) -> None:
+    async with connect(server.address) as remote:
+        with pytest.raises(CommandTimeout, match=r"reset_timeout=0.2 s") as raised:
+            await remote.session("test/SlowToMake-v0").open()
+        assert raised.value.limit == "reset"
+
+
 async def test_an_inline_step_that_hangs_costs_its_worker(start_server: StartServer) -> None:
     server = start_server(workers=2)
     async with connect(server.address) as remote:
@@ -173,6 +185,15 @@ async def test_an_isolated_environment_dies_alone(server: ServerProcess) -> None
     assert server.workers == before
 
 
+async def test_the_end_of_an_isolated_environment_is_no_warning(start_server: StartServer) -> None:
+    server = start_server(workers=1)
+    async with connect(server.address) as remote, remote.session("test/Process-v0") as session:
+        await session.reset()
+        number = worker_of(session)
+    await until(lambda: f"INFO worker {number} ended: it was asked to\n" in server.log)
+    assert "WARNING" not in server.log
+
+
 async def test_a_worker_that_is_stopped_is_noticed(start_server: StartServer) -> None:
     server = start_server(workers=1, worker_liveness=2.0)
     async with connect(server.address) as remote, remote.session("test/Slow-v0") as session:
@@ -205,9 +226,7 @@ async def test_nothing_is_left_after_sigterm_and_a_running_step_may_end(start_se
         server.signal(signal.SIGTERM)
         assert (await step)[0] == 1
         with pytest.raises(SessionLost, match="the server was stopped"):
-            async with asyncio.timeout(10):
-                while True:
-                    await idle.step(0.0)
+            await asyncio.wait_for(step_for_ever(idle), 10)
         assert await asyncio.to_thread(server.wait) == 0
         with pytest.raises(ServerUnavailable):
             await asyncio.wait_for(remote.session("test/Slow-v0").open(), 10)

@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, Space
 from numpy.typing import NDArray
 
-from gymhost.envs import register
+from gymhost.envs import Task, Tasks, ToolEnv, register, rubric, tool
 from gymhost.wire.chat_spaces import FreeText
 
 Info = dict[str, Any]
@@ -185,6 +185,13 @@ class Async(_Counting):
         return asyncio.run(self.astep(action))
 
 
+class SlowToMake(Async):
+    """Takes a second to be made."""
+
+    def __init__(self) -> None:
+        time.sleep(1.0)
+
+
 class Exit(_Counting):
     """Ends its process at the action `exit`."""
 
@@ -238,6 +245,38 @@ class Types(_Counting):
         return {"count": np.int64(self.count), "zero_dimensional": np.array(self.count, np.int16)}
 
 
+class Parrot(ToolEnv):
+    """Repeats what its tool is told, three times; task 5 raises in its third step."""
+
+    tasks: ClassVar[dict[str, Any]] = {"train": Tasks.generate(lambda index: {"raises": index == 5}, 100)}
+
+    def setup(self, task: Task) -> None:
+        self.heard: list[str] = []
+        self.raises = bool(task["raises"])
+
+    def prompt(self, task: Task) -> str:
+        return "Go."
+
+    @tool
+    def echo(self, text: str) -> str:
+        """Returns the text.
+
+        Args:
+            text: What to return.
+        """
+        self.heard.append(text)
+        if len(self.heard) == 3:
+            if self.raises:
+                raise RuntimeError("this step was told to raise")
+            self.finish(heard=self.heard)
+        return text
+
+    @rubric
+    def listened(self) -> float:
+        """1 where it was told something three times."""
+        return float(len(self.heard) == 3)
+
+
 def _register(name: str, of: type[gymnasium.Env[Any, Any]], **how: Any) -> None:
     register(id=f"test/{name}-v0", entry_point=f"{__name__}:{of.__name__}", **how)
 
@@ -252,7 +291,9 @@ _register("Raises", Raises)
 _register("Hang", Hang, mode="inline", step_timeout=2.0)
 _register("HangThread", Hang, step_timeout=2.0)
 _register("Async", Async, mode="async")
+_register("SlowToMake", SlowToMake, mode="async", reset_timeout=0.2)
 _register("Exit", Exit)
 _register("Noisy", Noisy)
 _register("Process", Process, isolation="process")
 _register("Types", Types)
+_register("Parrot", Parrot, mode="inline")

@@ -1,9 +1,11 @@
 """The contract spoken by hand: stubs and streams without gymhost's client."""
 
+import asyncio
 import contextlib
 import itertools
 import secrets
-from collections.abc import AsyncIterator, Iterable
+import time
+from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 import grpc.aio
@@ -19,7 +21,7 @@ def bearer(token: str | None) -> tuple[tuple[str, str], ...]:
 
 
 @contextlib.asynccontextmanager
-async def channel_to(address: str, **options: int) -> AsyncIterator[grpc.aio.Channel]:
+async def channel_to(address: str, **options: int) -> AsyncGenerator[grpc.aio.Channel]:
     """A channel that is closed at the end."""
     size = 128 * 1024 * 1024
     given = [("grpc.max_receive_message_length", size), ("grpc.max_send_message_length", size), *options.items()]
@@ -29,7 +31,7 @@ async def channel_to(address: str, **options: int) -> AsyncIterator[grpc.aio.Cha
 
 
 @contextlib.asynccontextmanager
-async def stub_to(address: str) -> AsyncIterator[Any]:
+async def stub_to(address: str) -> AsyncGenerator[Any]:
     """A stub of the service."""
     async with channel_to(address) as channel:
         yield rpc.EnvironmentServiceStub(channel)
@@ -44,6 +46,15 @@ def create(environment_id: str = "test/Counter-v0", **fields: Any) -> pb.CreateS
 def step(action: Any) -> pb.StepCommand:
     """The payload of a step."""
     return pb.StepCommand(action=values.encode(action))
+
+
+async def until_busy(stub: Any, session_id: str, busy: bool = True) -> None:
+    """Waits until a session runs a command, or no longer does."""
+    request = pb.GetSessionRequest(session_id=session_id)
+    deadline = time.monotonic() + 10
+    while (await stub.GetSession(request)).session.busy != busy:
+        assert time.monotonic() < deadline, f"busy is still {not busy}"
+        await asyncio.sleep(0.01)
 
 
 class RawStream:

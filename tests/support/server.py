@@ -9,9 +9,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
+
+from gymhost.client import RemoteServer
 
 TESTS = Path(__file__).parent.parent
 
@@ -105,7 +107,7 @@ class ServerProcess:
 
 
 @contextlib.contextmanager
-def running(command: list[str], **how: Any) -> Iterator[subprocess.Popen[str]]:
+def running(command: list[str], **how: Any) -> Generator[subprocess.Popen[str]]:
     """A process that is killed at the end if it still runs."""
     process = subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **how)
     with process:
@@ -143,7 +145,7 @@ def connections_to(address: str, pid: int) -> int:
     owned = 0
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
-            owned += os.readlink(fd).removeprefix("socket:[").removesuffix("]") in sockets
+            owned += str(fd.readlink()).removeprefix("socket:[").removesuffix("]") in sockets
     return owned
 
 
@@ -154,6 +156,14 @@ async def until(condition: Callable[[], Any], limit: float = PATIENCE) -> Any:
         assert time.monotonic() < deadline, f"not true after {limit:g} s"
         await asyncio.sleep(0.01)
     return value
+
+
+async def until_sessions(remote: RemoteServer, wanted: int, limit: float = PATIENCE) -> None:
+    """Waits until the caller has so many sessions on a server."""
+    deadline = time.monotonic() + limit
+    while (number := len(await remote.sessions())) != wanted:
+        assert time.monotonic() < deadline, f"{number} sessions after {limit:g} s, not {wanted}"
+        await asyncio.sleep(0.01)
 
 
 def _parent_of(process: Path) -> int:

@@ -1,7 +1,7 @@
 """The way past gRPC to a worker on the same host: frames on a Unix socket.
 
-A socket belongs to the event loop that reads it: the user's own, where sessions are awaited, so that no other thread has a
-hand in a step; or the connection's, for threads. What comes back counts as if it came on the stream.
+A socket belongs to the event loop that reads it: the user's own, where sessions are awaited, so that no other thread
+has a hand in a step; or the connection's, for threads. What comes back counts as if it came on the stream.
 """
 
 import asyncio
@@ -15,7 +15,8 @@ from google.protobuf.message import DecodeError as ProtobufDecodeError
 
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors
-from gymhost.wire.frames import FrameReader, host_name, pack
+from gymhost.wire.frames import FrameReader, pack
+from gymhost.wire.host import host_name
 from gymhost.wire.limits import ENVELOPE, FRAME_ITEMS
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from gymhost.wire.errors import ServerUnavailable
 
@@ -35,15 +36,15 @@ class EmbeddedServer:
         self.token = secrets.token_hex(16)
         self._folder = Path(tempfile.mkdtemp(prefix="gymhost-"))
         self.address = f"unix:{self._folder / 'server'}"
-        config = {
+        config: dict[str, Any] = {
             "address": self.address,
             "modules": list(modules),
-            "paths": [os.path.abspath(path) for path in sys.path if path],
+            "paths": [str(Path(path).absolute()) for path in sys.path if path],
             "tokens": {self.token: "embedded"},
             "log_level": "warning",
         }
         if "" in sys.path:
-            config["paths"].insert(0, os.getcwd())  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+            config["paths"].insert(0, str(Path.cwd()))
         ready, ready_writer = os.pipe()
         # The server reads its configuration from here, and takes the end of the file for the end of its parent.
         parent_reader, self._parent = os.pipe()

@@ -4,7 +4,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
@@ -96,6 +96,11 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         finally:
             self._server.close()
 
+    def __exit__(self, *exc: object) -> Literal[False]:
+        # What Gymnasium's does; but type checkers see that it lets exceptions pass.
+        self.close()
+        return False
+
     def _command(self, kind: int, payload: bytes) -> bytes:
         lane, connection = self._lane, self._connection
         if len(payload) > connection.max_payload:
@@ -152,7 +157,9 @@ def make(
         EnvironmentFault: The environment could not be made.
     """
     options = SessionOptions(id, task=task, split=split, kwargs=kwargs)
-    return RemoteEnv(connect(server, token=token, modules=modules, direct=direct), options, create_timeout=create_timeout)
+    return RemoteEnv(
+        connect(server, token=token, modules=modules, direct=direct), options, create_timeout=create_timeout
+    )
 
 
 def _release(lane: Any, server: RemoteServer) -> None:

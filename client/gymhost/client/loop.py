@@ -91,8 +91,8 @@ def loop_thread() -> LoopThread:
     global _current
     if _spoiled:
         raise ConnectionLost(
-            "the process that this one was forked from had connected already, which gRPC does not survive: connect after "
-            "the fork, or spawn"
+            "the process that this one was forked from had connected already, which gRPC does not survive: "
+            "connect after the fork, or spawn"
         )
     with _lock:
         if _current is None:

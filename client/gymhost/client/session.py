@@ -226,7 +226,7 @@ class Session:
             timeout: Seconds after which the server stops the step; None leaves it to the environment's own limit.
 
         Returns:
-            Observation, reward, terminated, truncated, info. Where the reward is invalid, `info["reward_invalid"]` is True.
+            Observation, reward, terminated, truncated, info. `info["reward_invalid"]` is True for an invalid reward.
 
         Raises:
             EnvironmentFault: The environment raised; the remote traceback is part of the message.

@@ -1,6 +1,6 @@
 """The errors of gymhost, and how they travel.
 
-    Error
+    Error                            all of gymhost's errors
     ├── InvalidArgument              also a ValueError: a request that is malformed, outside the space or above a limit
     │   ├── EncodeError              a value that can't travel, with its path
     │   └── DecodeError              bytes that are no value
@@ -26,8 +26,8 @@
     └── ServerUnavailable            the server is going away, has no worker, or can't be reached
         └── ConnectionLost           the connection could not be restored in time; the outcome of the command is unknown
 
-Each class but Error and SessionError has the code (`gymhost.v1.ReplyCode`) that it travels as and the number of the gRPC
-status that stands for it on unary calls; statuses are plain numbers here, so that workers need no grpc.
+Each class but Error and SessionError has the code (`gymhost.v1.ReplyCode`) that it travels as and the number of the
+gRPC status that stands for it on unary calls; statuses are plain numbers here, so that workers need no grpc.
 """
 
 import traceback as _traceback

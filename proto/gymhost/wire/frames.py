@@ -1,17 +1,17 @@
 """Frames on byte streams: a length and a channel, each of four bytes, little-endian, then a serialized message.
 
-The messages are those of the gRPC stream, InteractRequest and InteractResponse; gRPC frames its messages itself, Unix and TCP
-sockets use what is here. The channel tells frames for different peers behind one socket apart: on the link between a front
-and a worker it is the number of the client's stream, so that the front passes replies on unopened. It is 0 for the peer itself.
+The messages are those of the gRPC stream, InteractRequest and InteractResponse; gRPC frames its messages itself, Unix
+and TCP sockets use what is here. The channel tells frames for different peers behind one socket apart: on the link
+between a front and a worker it is the number of the client's stream, so that the front passes replies on unopened. It is
+0 for the peer itself.
 """
 
 import struct
 from collections.abc import Iterator
-from pathlib import Path
 
 from gymhost.wire.errors import TooLarge
 
-__all__ = ["FrameReader", "host_name", "pack"]
+__all__ = ["FrameReader", "pack"]
 
 _HEADER = struct.Struct("<II")
 _SIZE = _HEADER.size
@@ -64,11 +64,3 @@ class FrameReader:
     def _check(self, length: int) -> None:
         if length > self._limit:
             raise TooLarge(f"a frame of {length} bytes is above the limit of {self._limit} bytes (--max-payload)")
-
-
-def host_name() -> str:
-    """A name that only processes under the same running kernel have; empty where there is none."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""

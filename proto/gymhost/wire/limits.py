@@ -2,9 +2,9 @@
 
 PROTOCOL_MINOR = 1
 
-# A frame holds at most this many bytes; on a gRPC stream a larger payload travels alone, on a bulk stream, since it would
-# stall the small ones behind it. Whoever makes frames of commands or replies stops at this many, so that the first of
-# them need not wait for the last.
+# A frame holds at most this many bytes; on a gRPC stream a larger payload travels alone, on a bulk stream, since it
+# would stall the small ones behind it. Whoever makes frames of commands or replies stops at this many, so that the
+# first of them need not wait for the last.
 FRAME_BYTES = 256 * 1024
 FRAME_ITEMS = 512
 

@@ -1,17 +1,17 @@
 """What the front and its workers say to each other beyond the contract.
 
-The link is a Unix socket with the frames of `gymhost.wire.frames`: InteractRequest towards the worker, InteractResponse back.
-Commands of clients are forwarded as they are. The kinds below are the front's own; it refuses them from clients.
+The link is a Unix socket with the frames of `gymhost.wire.frames`: InteractRequest towards the worker, InteractResponse
+back. Commands of clients are forwarded as they are. The kinds below are the front's own; it refuses them from clients.
 
-Notices of a worker are replies with sequence 0: SESSION_EXPIRED on a lane whose idle limit ran out, SESSION_LOST on a lane
-that was given up, and UNAVAILABLE on lane 0 when the worker asks for no new sessions.
+Notices of a worker are replies with sequence 0: SESSION_EXPIRED on a lane whose idle limit ran out, SESSION_LOST on a
+lane that was given up, and UNAVAILABLE on lane 0 when the worker asks for no new sessions.
 """
 
 import dataclasses
 import json
 
-# On the lane that the new session gets: payload CreateSessionRequest, whose key the front has replaced by the session's token
-# for the direct path; reply CreateSessionResponse without id and lanes.
+# On the lane that the new session gets: payload CreateSessionRequest, whose key the front has replaced by the session's
+# token for the direct path; reply CreateSessionResponse without id and lanes.
 CREATE = 1001
 # Lane 0: no payload, reply ListEnvironmentsResponse.
 CATALOG = 1002

@@ -19,18 +19,20 @@ from grpc_reflection.v1alpha import reflection
 from gymhost.server.addresses import ensure_free
 from gymhost.server.config import ServerConfig
 from gymhost.server.front.identity import Identities
+from gymhost.server.front.pool import WorkerPool
 from gymhost.server.front.service import SERVICE, Service, handlers
 from gymhost.server.front.sessions import SessionTable
 from gymhost.server.front.stream import Streams
-from gymhost.server.front.workers import Worker, WorkerPool
+from gymhost.server.front.workers import Worker
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors, limits
-from gymhost.wire.frames import host_name
+from gymhost.wire.host import host_name
 
 # gRPC's asyncio health service, which has no types of its own.
 health: Any = health_v1.aio  # pyright: ignore[reportAttributeAccessIssue]
 
 log = logging.getLogger("gymhost.server")
+
 
 class Server:
     """A running environment server.
@@ -117,7 +119,8 @@ class Server:
     def worker_died(self, worker: Worker) -> None:
         """Ends the sessions of a worker, and has another take its place."""
         if worker.pid and not self._pool.stopping:
-            log.warning("worker %d ended: %s", worker.number, worker.reason or "it was stopped")
+            level = logging.INFO if worker.ended_as_asked else logging.WARNING
+            log.log(level, "worker %d ended: %s", worker.number, worker.reason)
         self._table.lose_all(worker)
         self._pool.forget(worker)
 

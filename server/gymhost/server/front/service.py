@@ -9,9 +9,9 @@ import grpc.aio
 
 from gymhost.server import link
 from gymhost.server.front.identity import Identities
+from gymhost.server.front.pool import WorkerPool
 from gymhost.server.front.sessions import Session, SessionTable, unknown_environment
 from gymhost.server.front.stream import Streams, as_error
-from gymhost.server.front.workers import WorkerPool
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.v1 import environments_pb2_grpc as rpc
 from gymhost.wire import errors
@@ -75,7 +75,7 @@ class Service(rpc.EnvironmentServiceServicer):
             yield self._identities.of(context.invocation_metadata())  # pyright: ignore[reportArgumentType]
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
-        except Exception as raised:  # noqa: BLE001
+        except Exception as raised:  # noqa: BLE001 - whatever it was, the caller is told in gymhost's way
             error = as_error(raised)
             code, message = errors.to_wire(error)
             # Metadata has a limit of its own, and the traceback is the long part.

@@ -10,7 +10,8 @@ from typing import Any
 
 from gymhost.server import link
 from gymhost.server.config import ServerConfig
-from gymhost.server.front.workers import Sink, Worker, WorkerPool
+from gymhost.server.front.pool import WorkerPool
+from gymhost.server.front.workers import Sink, Worker
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors
 
@@ -145,6 +146,8 @@ class SessionTable:
                 made = await worker.request(link.CREATE, lane, request.SerializeToString())
         except errors.SessionLost as error:
             raise errors.ServerUnavailable(f"{info.environment_id} could not be made: {error.message}") from None
+        except errors.CommandTimeout:
+            raise  # the worker's own word, which is a TimeoutError too
         except TimeoutError:
             worker.request(pb.COMMAND_KIND_CLOSE, lane, b"")
             raise errors.CommandTimeout(
@@ -292,6 +295,8 @@ class SessionTable:
         try:
             async with asyncio.timeout(WORKER_GRACE):
                 return await worker.request(pb.COMMAND_KIND_CLOSE, lane, b"")
+        except errors.CommandTimeout:
+            raise  # the worker's own word, which is a TimeoutError too
         except (errors.SessionLost, TimeoutError):
             return b""  # gone with its worker, or given up by it
         finally:
@@ -353,6 +358,6 @@ def unknown_environment(environment_id: str, pool: WorkerPool) -> errors.Unknown
     hint = f"; did you mean {' or '.join(close)}?" if close else ""
     broken = f" Could not be loaded: {'; '.join(pool.problems)}." if pool.problems else ""
     return errors.UnknownEnvironment(
-        f"no environment {environment_id!r} on this server{hint} Environments must be registered when the server starts: "
-        f"gymhost serve MODULE imports a module that registers some.{broken}"
+        f"no environment {environment_id!r} on this server{hint} Environments must be registered when the server "
+        f"starts: gymhost serve MODULE imports a module that registers some.{broken}"
     )

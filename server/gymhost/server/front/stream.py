@@ -233,7 +233,7 @@ class Streams:
 
     async def settle(self, limit: float) -> None:
         """Waits until no command is running, at most for a time."""
-        busy = [session for session in self._table.by_id.values()]
+        busy = list(self._table.by_id.values())
         try:
             async with asyncio.timeout(limit):
                 await asyncio.gather(*(self._until_idle(session) for session in busy))
@@ -242,7 +242,8 @@ class Streams:
 
     async def _until_idle(self, session: Session) -> None:
         try:
-            while pb.SessionInfo.FromString(await session.worker.request(link.INFO, session.lane, b"")).busy:
+            # A worker says whether a command runs when it is asked, and never by itself.
+            while pb.SessionInfo.FromString(await session.worker.request(link.INFO, session.lane, b"")).busy:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         except errors.Error:
             pass  # it has ended
@@ -352,7 +353,7 @@ class Streams:
         async def guarded() -> None:
             try:
                 await work
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:  # noqa: BLE001 - one bad command must not end the stream
                 stream.fail(0, number, as_error(error))
 
         task = asyncio.get_running_loop().create_task(guarded())

@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from google.protobuf.message import DecodeError as ProtobufDecodeError
-
 from gymhost.envs import registration
 from gymhost.server import link
 from gymhost.server.worker import describe

@@ -43,8 +43,8 @@ class Session(abc.ABC):
     """
 
     __slots__ = (
-        "busy", "code", "deadline", "defaults", "direct", "env", "environment_id", "host", "hosting", "idle_limit", "lane",
-        "last", "limit", "outlet", "reply", "token", "touched",
+        "busy", "code", "deadline", "defaults", "direct", "env", "environment_id", "host", "hosting", "idle_limit",
+        "lane", "last", "limit", "outlet", "reply", "token", "touched",
     )  # fmt: skip
 
     def __init__(self, host: "Host", lane: int, request: pb.CreateSessionRequest, hosting: Hosting) -> None:
@@ -157,7 +157,7 @@ class Session(abc.ABC):
     def start(self, kwargs: dict[str, Any], done: Done) -> None:
         """Makes the environment, then calls `done` on the event loop."""
 
-    def cancel(self) -> None:
+    def cancel(self) -> None:  # noqa: B027 - most have no way to stop it
         """Stops the running command where that can be done; else it goes on to its end or its limit."""
 
     @abc.abstractmethod
@@ -257,7 +257,7 @@ class ThreadSession(Session):
                     error = raised
                 post(self._called, error)
             else:
-                post(self._finished, self.execute(*item))
+                post(self._finished, self.execute(*item))  # pyright: ignore[reportArgumentType] - a tuple is no callable
 
     def _finished(self, result: tuple[int, bytes]) -> None:
         if self.host.unwatch(self):
@@ -297,7 +297,7 @@ class AsyncSession(Session):
                 raise self.host.too_large(reply)
         except asyncio.CancelledError:
             code, reply = failure(self._stopped_by or errors.Cancelled("the command was cancelled"))
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:  # noqa: BLE001 - SystemExit of an environment must not end its neighbours
             code, reply = failure(self._stopped_by or error)
         if self.host.unwatch(self):
             self.finish(code, reply)
@@ -359,12 +359,13 @@ class AsyncSession(Session):
             before = self._task
             if before is not None:
                 await asyncio.wait([before], timeout=CANCEL_GRACE)
+            allowed = asyncio.timeout(seconds)
+            error: BaseException | None = None
             try:
-                async with asyncio.timeout(seconds):
+                async with allowed:
                     await call()
-                error: BaseException | None = None
-            except BaseException as raised:  # noqa: BLE001
-                error = raised
+            except BaseException as raised:  # noqa: BLE001 - whoever asked is told what the environment's code raised
+                error = errors.CommandTimeout(self.overrun(), limit=limit) if allowed.expired() else raised
             done(error)
 
         self.limit = limit
@@ -372,4 +373,3 @@ class AsyncSession(Session):
 
 
 MODES: dict[str, type[Session]] = {"inline": InlineSession, "thread": ThreadSession, "async": AsyncSession}
-

@@ -1,8 +1,8 @@
 """A thread that ends the worker when an inline step overruns its limit, and shows the front that the process lives.
 
-An inline step blocks the event loop, so nothing on the loop could stop it; so does a coroutine that forgets to await. A step
-that never lets go of the GIL blocks this thread too; then the byte that the front expects every second stays away, and the
-front kills the worker.
+An inline step blocks the event loop, so nothing on the loop could stop it; so does a coroutine that forgets to await. A
+step that never lets go of the GIL blocks this thread too; then the byte that the front expects every second stays away,
+and the front kills the worker.
 """
 
 import faulthandler
