@@ -65,6 +65,7 @@ async def play_games(
                     over = terminated or truncated
                 games[place] = Game(messages, list(session.tools), won=info["rewards"]["win"] == 1.0)
 
-    async with connect(address, token=token) as server:
+    # Over gRPC although the server is on this machine, as it would be from another.
+    async with connect(address, token=token, direct=False) as server:
         await asyncio.gather(*(play_in_one_session() for _ in range(at_once)))
     return [games[place] for place in sorted(games)]

@@ -43,9 +43,9 @@ def best_possible(low: int, high: int, guesses: int) -> float:
 
 def results_table(rows: Sequence[tuple[str, str]], games: int) -> Table:
     """Makes the table of results that ends the demo."""
-    table = Table(title=f"Games won on {games} held-out tasks (95 % interval)", title_justify="left")
+    table = Table(title=f"Games won of {games} held-out ones", title_justify="left")
     table.add_column("player")
-    table.add_column("win rate", justify="left")
+    table.add_column("win rate (95 % interval)")
     for row in rows:
         table.add_row(*row)
     return table

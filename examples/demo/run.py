@@ -27,6 +27,7 @@ from examples.demo.scripted import ScriptedPlayer
 from examples.demo.server import Server, environment_server
 from examples.demo.sft import fine_tune
 from examples.demo.train import Follower, make_trainer, won
+from gymhost.client import connect
 from gymhost.rollout import Limits, Trajectory, as_text
 from gymhost.trainers.trl import Environments
 
@@ -97,12 +98,15 @@ def run(plan: Plan, *, seed: int, output: Path) -> None:
             )
         folder = save(model, tokenizer, output / "model-after-sft")
 
-        with _progress("GRPO with vLLM over gRPC", plan.steps) as advance:
+        with (
+            _progress("GRPO with vLLM over gRPC", plan.steps) as advance,
+            # Over gRPC although the server is on this machine, as it would be from another.
+            connect(server.address, token=server.token, direct=False) as remote,
+        ):
             follower = Follower(on_step=lambda wins: advance(f"games won {wins:.2f}"))
             environments = Environments(
                 ENVIRONMENT,
-                server=server.address,
-                token=server.token,
+                server=remote,
                 num_tasks=plan.steps * NUMBERS,
                 renderer=RENDERER,
                 limits=Limits(turn_tokens=16),
@@ -123,8 +127,8 @@ def run(plan: Plan, *, seed: int, output: Path) -> None:
             held_out = list(environments.dataset("test", num_tasks=plan.held_out))
             taught_games = environments.rollout(trainer, held_out)
             trainer.train()
-        trainer.vllm_generation.sync_weights()
-        trained_games = environments.rollout(trainer, held_out)
+            trainer.vllm_generation.sync_weights()
+            trained_games = environments.rollout(trainer, held_out)
         trainer.save_model(str(output / "model-after-grpo"))
 
     taught = _score(map(won, taught_games))

@@ -23,7 +23,7 @@ PARROT = "test/Parrot-v0"
 
 
 async def test_what_was_sampled_is_what_comes_back(server: ServerProcess) -> None:
-    """Case S01: `abab` is sampled as a, b, ab, which no encoder would say, and then a tool is called; two turns and more."""
+    """Case S01: `abab` is sampled as a, b, ab, which no encoder would say, then a tool is called; more than once."""
     a, b, ab = (encode(text)[0] for text in ("a", "b", "ab"))
     assert encode("abab") == [ab, ab]
     turn = [a, b, ab, *ECHO]
@@ -90,7 +90,9 @@ class Apart:
     def __init__(self, remote: RemoteServer, other: RemoteServer, task: int) -> None:
         self._remote, self._other, self._task = remote, other, task
 
-    def session(self, env_id: str, /, *, task: int | None = None, **kwargs: Any) -> AbstractAsyncContextManager[Session]:
+    def session(
+        self, env_id: str, /, *, task: int | None = None, **kwargs: Any
+    ) -> AbstractAsyncContextManager[Session]:
         return (self._other if task == self._task else self._remote).session(env_id, task=task, **kwargs)
 
 

@@ -272,11 +272,12 @@ async def test_lists_show_no_ids(server: ServerProcess) -> None:
 
 async def test_health_and_reflection_are_served(server: ServerProcess) -> None:
     async with channel_to(server.address) as channel:
-        health: Any = health_pb2_grpc.HealthStub(channel)  # pyright: ignore[reportArgumentType] - asyncio is unknown to it
+        any_channel: Any = channel  # the stubs' types know the blocking one alone
+        health: Any = health_pb2_grpc.HealthStub(any_channel)
         for name in ("", "gymhost.v1.EnvironmentService"):
             answer = await health.Check(health_pb2.HealthCheckRequest(service=name))
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
-        reflection: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+        reflection: Any = reflection_pb2_grpc.ServerReflectionStub(any_channel)
         call = reflection.ServerReflectionInfo()
         await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
         names = {service.name for service in (await call.read()).list_services_response.service}

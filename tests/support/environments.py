@@ -248,7 +248,7 @@ class Types(_Counting):
 class Parrot(ToolEnv):
     """Repeats what its tool is told, three times; task 5 raises in its third step."""
 
-    tasks: ClassVar[dict[str, Any]] = {"train": Tasks.generate(lambda index: {"raises": index == 5}, 100)}
+    tasks = {"train": Tasks.generate(lambda index: {"raises": index == 5}, 100)}
 
     def setup(self, task: Task) -> None:
         self.heard: list[str] = []

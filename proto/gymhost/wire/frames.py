@@ -2,8 +2,8 @@
 
 The messages are those of the gRPC stream, InteractRequest and InteractResponse; gRPC frames its messages itself, Unix
 and TCP sockets use what is here. The channel tells frames for different peers behind one socket apart: on the link
-between a front and a worker it is the number of the client's stream, so that the front passes replies on unopened. It is
-0 for the peer itself.
+between a front and a worker it is the number of the client's stream, so that the front passes replies on unopened. It
+is 0 for the peer itself.
 """
 
 import struct

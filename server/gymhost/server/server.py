@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import grpc.aio
 import uvloop
@@ -29,7 +29,7 @@ from gymhost.wire import errors, limits
 from gymhost.wire.host import host_name
 
 # gRPC's asyncio health service, which has no types of its own.
-health: Any = health_v1.aio  # pyright: ignore[reportAttributeAccessIssue]
+health: Any = cast(Any, health_v1).aio
 
 log = logging.getLogger("gymhost.server")
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, cast
 
 import grpc.aio
 
@@ -124,8 +124,8 @@ class Service(rpc.EnvironmentServiceServicer):
     ) -> pb.CreateSessionResponse:
         """Creates a session that no stream drives yet."""
         async with self._caller(context) as identity:
-            limit = context.time_remaining() or self._queue_timeout  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-            _, response = await self._table.create(identity, request, limit)  # pyright: ignore[reportUnknownArgumentType]
+            left = cast(float | None, context.time_remaining())  # pyright: ignore[reportUnknownMemberType]
+            _, response = await self._table.create(identity, request, left or self._queue_timeout)
             return pb.CreateSessionResponse.FromString(response)
         raise AssertionError("unreachable")
 
@@ -199,12 +199,13 @@ class Service(rpc.EnvironmentServiceServicer):
             session = self._table.find(request.session_id, identity)
             if not request.sequence:
                 raise errors.InvalidArgument("sequence must count the commands of the session from 1")
-            left = context.time_remaining()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            # None without a deadline, whatever its types say.
+            left = cast(float | None, context.time_remaining())  # pyright: ignore[reportUnknownMemberType]
             command = pb.Command(
                 lane=session.lane,
                 sequence=request.sequence,
                 kind=kind,  # pyright: ignore[reportArgumentType]
-                time_left_ms=max(1, round(left * 1000)) if left is not None else 0,  # pyright: ignore[reportUnknownArgumentType]
+                time_left_ms=max(1, round(left * 1000)) if left is not None else 0,
                 payload=payload.SerializeToString() if payload is not None else b"",
             )
             call = UnaryCall(request.sequence)
