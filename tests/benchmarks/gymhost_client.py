@@ -1,4 +1,4 @@
-"""gymhost's client: `python -m tests.benchmarks.gymhost_client {asyncio|uvloop|threads}[-grpc] ID ADDRESS N SECONDS`."""
+"""gymhost's client: `python -m tests.benchmarks.gymhost_client {asyncio|uvloop|threads}[-grpc] ID ADDRESS N SECS`."""
 
 import asyncio
 import sys
