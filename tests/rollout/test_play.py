@@ -242,14 +242,14 @@ async def test_tokens_know_the_policy_version_and_a_mixed_rollout_says_so() -> N
         [mixed] = await rollouts.collect(requests(1))
         [fresh] = await rollouts.collect(requests(1))
     assert [turn.policy_version for turn in mixed.turns] == [1, 2, 2]
-    assert [v for v, mask in zip(mask_of(mixed), mixed.mask, strict=True) if mask] == [1] * len(SAY) + [2] * 2 * len(
-        SAY
-    )
+    assert [v for v, mask in zip(versions_of(mixed), mixed.mask, strict=True) if mask] == [1] * len(SAY) + [
+        2
+    ] * 2 * len(SAY)
     assert (mixed.mixed_versions, fresh.mixed_versions) == (True, False)
     assert {turn.policy_version for turn in fresh.turns} == {2}
 
 
-def mask_of(trajectory: Trajectory) -> list[int]:
+def versions_of(trajectory: Trajectory) -> list[int]:
     return trajectory.policy_versions
 
 

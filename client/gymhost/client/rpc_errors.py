@@ -7,9 +7,6 @@ import grpc.aio
 from gymhost.client.pending import failure
 from gymhost.wire import errors
 
-# Where the server puts the code and the Error of a failed call.
-CODE_KEY, ERROR_KEY = "gymhost-code", "gymhost-error-bin"
-
 # Statuses that a new attempt can't change.
 FINAL = (
     grpc.StatusCode.UNAUTHENTICATED,
@@ -22,9 +19,9 @@ FINAL = (
 def from_rpc(error: grpc.aio.AioRpcError, address: str) -> errors.Error:
     """The error of gymhost that a failed call stands for."""
     trailing: dict[str, Any] = dict(error.trailing_metadata() or ())
-    code = str(trailing.get(CODE_KEY, ""))
-    if ERROR_KEY in trailing and code.isdecimal():
-        return failure(int(code), trailing[ERROR_KEY])
+    code = str(trailing.get(errors.CODE_KEY, ""))
+    if errors.ERROR_KEY in trailing and code.isdecimal():
+        return failure(int(code), trailing[errors.ERROR_KEY])
     by_status: dict[Any, type[errors.Error]] = {
         grpc.StatusCode.DEADLINE_EXCEEDED: errors.CommandTimeout,
         grpc.StatusCode.RESOURCE_EXHAUSTED: errors.TooLarge,

@@ -265,6 +265,9 @@ class ConnectionLost(ServerUnavailable):
     """The connection could not be restored in time; whether the command ran is unknown."""
 
 
+# Where the trailing metadata of a failed unary call has the number of the code, and the serialized Error.
+CODE_KEY, ERROR_KEY = "gymhost-code", "gymhost-error-bin"
+
 # The one table: code -> the class that it arrives as. A subclass without a code of its own travels as its parent.
 BY_CODE: dict[int, type[Error]] = {
     cls.code: cls

@@ -16,8 +16,6 @@ from gymhost.v1 import environments_pb2 as pb
 from gymhost.v1 import environments_pb2_grpc as rpc
 from gymhost.wire import errors
 
-# Where unary calls carry the ReplyCode and the serialized Error.
-CODE_KEY, ERROR_KEY = "gymhost-code", "gymhost-error-bin"
 # Seconds to make an environment for its description.
 DESCRIBE_LIMIT = 300.0
 
@@ -80,7 +78,7 @@ class Service(rpc.EnvironmentServiceServicer):
             code, message = errors.to_wire(error)
             # Metadata has a limit of its own, and the traceback is the long part.
             message.traceback = message.traceback[-3000:]
-            trailing = ((CODE_KEY, str(code)), (ERROR_KEY, message.SerializeToString()))
+            trailing = ((errors.CODE_KEY, str(code)), (errors.ERROR_KEY, message.SerializeToString()))
             await context.abort(_STATUS[error.status], error.message[:1000], trailing)
 
     async def Interact(  # noqa: N802 # pyright: ignore[reportIncompatibleMethodOverride] - it writes instead of yielding
@@ -110,8 +108,14 @@ class Service(rpc.EnvironmentServiceServicer):
                 raise unknown_environment(request.environment_id, self._pool)
             worker = await self._pool.pick(dedicated=False)
             try:
-                async with asyncio.timeout(DESCRIBE_LIMIT):
+                async with asyncio.timeout(DESCRIBE_LIMIT) as limit:
                     answer = await worker.request(link.DESCRIBE, 0, request.SerializeToString())
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                raise errors.CommandTimeout(
+                    f"making {request.environment_id} took more than {DESCRIBE_LIMIT:g} s", limit="reset"
+                ) from None
             finally:
                 self._pool.release(worker)
             return pb.GetEnvironmentResponse.FromString(answer)

@@ -274,12 +274,13 @@ class ThreadSession(Session):
 class AsyncSession(Session):
     """A coroutine on the event loop; it is cancelled when it overruns."""
 
-    __slots__ = ("_stopped_by", "_task")
+    __slots__ = ("_closing", "_stopped_by", "_task")
 
     def __init__(self, host: "Host", lane: int, request: pb.CreateSessionRequest, hosting: Hosting) -> None:
         super().__init__(host, lane, request, hosting)
         self._task: asyncio.Task[None] | None = None
         self._stopped_by: errors.Error | None = None
+        self._closing = False
 
     def run(self, call: Call, payload: bytes, time_left_ms: int) -> None:
         self.set_limit(call, time_left_ms)
@@ -304,7 +305,7 @@ class AsyncSession(Session):
 
     def start(self, kwargs: dict[str, Any], done: Done) -> None:
         async def make_async() -> None:
-            await asyncio.to_thread(self.make, kwargs)
+            await asyncio.to_thread(self._make, kwargs)
             # Gymnasium's wrappers hide coroutines. What keeps the order of calls may go, what changes results may not.
             env: Any = self.env
             while isinstance(env, OrderEnforcing):
@@ -323,10 +324,17 @@ class AsyncSession(Session):
 
         self._call("reset", self.hosting.reset_timeout, make_async, done)
 
+    def _make(self, kwargs: dict[str, Any]) -> None:
+        self.make(kwargs)
+        if self._closing:
+            # It took too long, nobody waits for it any more, and the close found nothing to close.
+            self.env.close()
+
     def cancel(self) -> None:
         self._stop(errors.Cancelled("the command was cancelled"))
 
     def close(self, done: Done) -> None:
+        self._closing = True
         self.cancel()
         self._call("close", CLOSE_LIMIT, self._close, done)
 
