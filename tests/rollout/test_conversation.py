@@ -1,5 +1,6 @@
 """How ids, masks, log-probs and messages grow together."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -93,7 +94,7 @@ TEMPLATE = (
 
 
 def test_a_template_that_nobody_knows_extends_a_row_if_the_prefix_holds_and_forks_it_if_not() -> None:
-    tokenizer = qwen3_tokenizer()
+    tokenizer = copy.deepcopy(qwen3_tokenizer())  # which is shared by all tests
     tokenizer.chat_template = TEMPLATE
     conversation = Conversation(Chat(tokenizer, DefaultRendererConfig()), [user("Go.")])
     conversation.add_sampled(sampled(encode("abab<|im_end|>")))

@@ -3,6 +3,7 @@
 import asyncio
 import atexit
 import contextlib
+import copy
 import dataclasses
 import os
 import threading
@@ -316,7 +317,7 @@ class RemoteServer:
     async def _unary(self, method: str, request: Any, timeout: float) -> Any:
         connection = self.connection
         if connection.dead is not None:
-            raise connection.dead.with_traceback(None)
+            raise copy.copy(connection.dead)
         return await connection.thread.acall(connection.unary(method, request, timeout))
 
 

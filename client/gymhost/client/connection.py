@@ -1,6 +1,7 @@
 """One connection to one server, shared by all sessions of the process."""
 
 import asyncio
+import copy
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -81,7 +82,7 @@ class Connection:
             Error: The connection is closed.
         """
         if self.dead is not None:
-            raise self.dead.with_traceback(None)
+            raise copy.copy(self.dead)
         self.submit_all((pending,))
 
     def submit_all(self, batch: Iterable[Pending]) -> None:
@@ -116,7 +117,7 @@ class Connection:
     async def acall(self, kind: int, message: Any, *, lane: int = 0, timeout: float | None = None) -> bytes:
         """Makes a command to the server itself, from any event loop."""
         if self.dead is not None:
-            raise self.dead.with_traceback(None)
+            raise copy.copy(self.dead)
         bridge = self.bridge()
         payload = message.SerializeToString() if message is not None else b""
         pending = AsyncPending(bridge, None, lane, kind, payload, _milliseconds(timeout))
@@ -238,6 +239,7 @@ class Connection:
         if self._channel is not None:
             await self._channel.close()
             self._channel = None
+            self._stub = None  # which holds the channel: gRPC's own thread ends with the last one
 
     async def _drain(self) -> None:
         try:
@@ -255,7 +257,7 @@ class Connection:
             Error: It failed.
         """
         if self.dead is not None:
-            raise self.dead.with_traceback(None)
+            raise copy.copy(self.dead)
         try:
             return await getattr(self._stub, method)(request, metadata=self._metadata, timeout=timeout)
         except grpc.aio.AioRpcError as error:

@@ -81,17 +81,21 @@ class Pending:
             Error: The command failed.
         """
         if self.code:
-            lane = self.lane
-            if self.error is not None:
-                raise copy.copy(self.error)
-            if self.code in _OVERTAKEN and lane is not None and lane.ended is not None:
-                # The session's end says more: the command crossed its notice, or was cancelled for it.
-                raise lane.ended.with_traceback(None)
-            error = failure(self.code, self.reply)
-            if isinstance(error, _ENDS) and lane is not None and lane.ended is None:
-                lane.ended = error  # the notice that says so follows
-            raise error
+            # Never bound to a name here: with its traceback it would hold itself, and the session, until a collection.
+            raise self._failure()
         return self.reply
+
+    def _failure(self) -> errors.Error:
+        lane = self.lane
+        if self.error is not None:
+            return copy.copy(self.error)
+        if self.code in _OVERTAKEN and lane is not None and lane.ended is not None:
+            # The session's end says more: the command crossed its notice, or was cancelled for it.
+            return copy.copy(lane.ended)
+        error = failure(self.code, self.reply)
+        if isinstance(error, _ENDS) and lane is not None and lane.ended is None:
+            lane.ended = copy.copy(error)  # the notice that says so follows
+        return error
 
 
 def failure(code: int, payload: bytes) -> errors.Error:
@@ -281,7 +285,7 @@ class Lane:
             Error: The session has ended.
         """
         if self.ended is not None:
-            raise self.ended.with_traceback(None)
+            raise copy.copy(self.ended)
         self.sequence += 1
         pending.sequence = self.sequence
         self.pending = pending

@@ -18,7 +18,8 @@ FINAL = (
 
 def from_rpc(error: grpc.aio.AioRpcError, address: str) -> errors.Error:
     """The error of gymhost that a failed call stands for."""
-    trailing: dict[str, Any] = dict(error.trailing_metadata() or ())
+    # Not dict(...): grpcio 1.71's metadata is no mapping for that.
+    trailing: dict[str, Any] = {key: value for key, value in error.trailing_metadata() or ()}  # noqa: C416
     code = str(trailing.get(errors.CODE_KEY, ""))
     if errors.ERROR_KEY in trailing and code.isdecimal():
         return failure(int(code), trailing[errors.ERROR_KEY])
