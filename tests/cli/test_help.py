@@ -44,6 +44,23 @@ def test_every_option_is_explained(name: str):
                 assert option.help in text
 
 
+@pytest.mark.parametrize(
+    ("arguments", "lines"),
+    [
+        ((), ["gymhost serve  ", "gymhost envs  ", "gymhost check gymhost/GuessNumber-v0  "]),
+        (("serve",), ["gymhost serve", "gymhost serve my_environments --workers 8", "[tokens]"]),
+        (("envs",), ["gymhost envs  ", "gymhost envs --module my_environments", "gymhost envs --server cpu7:50051  "]),
+        (("check",), ["gymhost check gymhost/GuessNumber-v0", "gymhost check my/Maze-v0 --module my_environments "]),
+    ],
+)
+def test_each_example_has_a_line_of_its_own(arguments: tuple[str, ...], lines: list[str]):
+    said = gymhost(*arguments, "--help").stdout
+    assert "\\b" not in said
+    shown = [line.strip() for line in said.splitlines()]
+    for line in lines:
+        assert [one for one in shown if one == line or (line.endswith(" ") and one.startswith(line))], said
+
+
 def test_every_setting_of_the_server_is_an_option_with_its_default():
     text = " ".join(gymhost("serve", "--help").stdout.split())
     for field in dataclasses.fields(ServerConfig):

@@ -324,6 +324,23 @@ def test_a_module_that_is_not_there_is_named():
     assert "Traceback" not in said.stderr
 
 
+def test_a_path_is_answered_with_what_to_write_instead(tmp_path: Path):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "shop.py").write_text("")
+    said = gymhost("serve", "own/shop.py", "--address", "127.0.0.1:0", cwd=tmp_path)
+    assert said.returncode == 1
+    assert "'own/shop.py'" in said.stderr
+    assert "a module's name, not a path; --app-dir adds a folder" in said.stderr
+    assert "Traceback" not in said.stderr
+
+
+def test_what_a_module_lacks_is_not_taken_for_the_module(tmp_path: Path):
+    (tmp_path / "wants.py").write_text("import not_installed\n")
+    said = gymhost("serve", "wants", "--address", "127.0.0.1:0", cwd=tmp_path)
+    assert "No module named 'not_installed'" in said.stderr
+    assert "--app-dir" not in said.stderr
+
+
 def read_until(stream: Any, words: str) -> None:
     """Reads lines until one has the words; pytest's time limit bounds it."""
     for line in stream:

@@ -82,10 +82,10 @@ async def test_a_process_that_closes_nothing_ends_quietly_and_leaves_no_session(
         await until_sessions(remote, 0)
 
 
-# What gRPC itself says around a fork; at 1.71, the oldest that is supported, a thread of its own cries out at the exit too.
-NOISE = ["skipping fork() handlers"]
-if grpc.__version__.startswith("1.71."):
-    NOISE += ["absl::InitializeLog()", "Error in sys.excepthook:", "Original exception was:"]
+# What gRPC itself says around a fork; at 1.71, the oldest that is supported, a thread of its own cries out at the exit.
+OLDEST = grpc.__version__.startswith("1.71.")
+AT_EXIT = ["absl::InitializeLog()", "Error in sys.excepthook:", "Original exception was:"]
+NOISE = ["skipping fork() handlers", *(AT_EXIT if OLDEST else [])]
 
 FORKS = """
     import asyncio, os, sys, time

@@ -5,12 +5,23 @@ import copy
 import gc
 import pickle
 import threading
+from collections.abc import Callable
 
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.utils.env_checker import check_env
 
-from gymhost.client import Cancelled, EnvironmentFault, SessionClosed, UnknownEnvironment, connect, make
+from gymhost.client import (
+    Cancelled,
+    EnvironmentFault,
+    InvalidArgument,
+    SessionClosed,
+    UnknownEnvironment,
+    connect,
+    make,
+)
 from support.server import ServerProcess, children, until, until_sessions
 
 pytestmark = pytest.mark.usefixtures("path")
@@ -138,6 +149,79 @@ def test_it_pickles_as_how_it_was_made(server: ServerProcess) -> None:
                 assert other.step(1)[0] == 1
                 assert other.action_space == env.action_space
         assert env.step(1)[0] == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*A Box observation space m:UserWarning")  # CartPole's own
+def test_gymnasiums_checker_passes_it(server: ServerProcess) -> None:
+    with make("CartPole-v1", server=server.address) as env:
+        # Its pictures need pygame; that a render mode gets through is looked at apart.
+        check_env(env, skip_render_check=True)
+        assert env.spec is not None
+        with env.spec.make(render_mode="rgb_array") as rendered:
+            assert rendered.render_mode == "rgb_array"
+
+
+def test_its_spec_makes_it_again(server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GYMHOST_TOKEN", "not-for-specs")
+    with make("gymhost/GuessNumber-v0", server=server.address, task=3, split="test", high=15) as env:
+        assert env.spec is not None
+        assert "not-for-specs" not in env.spec.to_json()
+        for twin in (gymnasium.make(env.spec), EnvSpec.from_json(env.spec.to_json()).make()):
+            assert str(twin.unwrapped) == str(env)
+            assert twin.reset(seed=1) == env.reset(seed=1)
+            twin.close()
+        with pytest.raises(EnvironmentFault, match="high"):
+            gymnasium.make(env.spec, high="many")
+
+
+def test_a_token_that_was_given_is_part_of_the_spec(start_server: Callable[..., ServerProcess]) -> None:
+    server = start_server(tokens={"secret": "alice"})
+    with make("gymhost/Echo-v0", server=server.address, token="secret") as env:
+        assert env.spec is not None
+        with gymnasium.make(env.spec) as twin:
+            assert twin.reset(seed=0) == env.reset(seed=0)
+
+
+def test_a_task_that_is_no_index_is_refused(server: ServerProcess) -> None:
+    with pytest.raises(InvalidArgument, match="task must be an index from 0, not -1"):
+        make("gymhost/GuessNumber-v0", server=server.address, task=-1)
+    with (
+        connect(server.address) as remote,
+        pytest.raises(InvalidArgument, match="task must be an index from 0, not 'first'"),
+    ):
+        remote.session("gymhost/GuessNumber-v0", task="first")  # pyright: ignore[reportArgumentType]
+
+
+def test_modules_do_not_go_with_an_address(server: ServerProcess) -> None:
+    with pytest.raises(InvalidArgument, match="modules are for an embedded server"):
+        make("test/Counter-v0", server=server.address, modules=["support.environments"])
+    with pytest.raises(InvalidArgument, match="modules are for an embedded server"):
+        connect(server.address, modules=["support.environments"])
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["localhost", "", ":50051", "localhost:", "localhost:0", "localhost:65536", "::1:50051", "unix:", "a b:1"],
+)
+def test_what_is_no_address_is_refused_at_once(address: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"write HOST:PORT .*, \[IPv6\]:PORT or unix:PATH"):
+        connect(address)
+
+
+@pytest.mark.parametrize("address", ["localhost:50051", "[::1]:50051", "unix:/some where/socket", "unix:socket"])
+def test_each_form_of_an_address_is_taken(address: str) -> None:
+    assert connect(address).arguments["address"] == address
+
+
+@pytest.mark.parametrize("token", ["sécret", "secret\n", "se\x00cret"])
+def test_what_is_no_token_is_refused_without_being_shown(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidArgument, match="printable ASCII") as refused:
+        connect("localhost:50051", token=token)
+    assert "cret" not in str(refused.value)
+    if "\x00" not in token:
+        monkeypatch.setenv("GYMHOST_TOKEN", token)
+        with pytest.raises(InvalidArgument, match="GYMHOST_TOKEN"):
+            connect("localhost:50051")
 
 
 async def test_an_embedded_server_lives_as_long_as_its_environments() -> None:

@@ -17,6 +17,7 @@ from gymnasium.spaces import Box, Discrete
 from gymhost.envs import Task, ToolEnv, make, register, rubric, tool
 from gymhost.envs.check import Report, check
 from gymhost.envs.shelf.echo import Echo
+from gymhost.wire import errors
 
 
 class Walk(gymnasium.Env[Any, Any]):
@@ -279,7 +280,42 @@ def test_one_that_raises_at_a_malformed_call_is_found() -> None:
         def after_turn(self, turn: Any) -> None:
             assert turn.calls[0].arguments["number"] is not None
 
-    assert "TypeError" in found(report_on(Fragile), "error", "Conversation: it raised")
+    assert "TypeError" in found(report_on(Fragile), "error", "Conversation")
+
+
+def test_a_fault_that_ends_several_checks_is_told_once() -> None:
+    class Raises(Walk):
+        def step(self, action: Any) -> Any:
+            raise LookupError("no such step")
+
+    class ElsewhereRaises(Raises):
+        def step(self, action: Any) -> Any:
+            try:
+                return super().step(action)
+            except LookupError as error:
+                raise errors.from_wire(*errors.to_wire(error)) from None
+
+    register("mine/It-v0", Raises)
+    report = check("mine/It-v0", remote_factory=lambda id, kwargs: ElsewhereRaises())
+    detail = found(report, "error", "it raised")
+    text = report.render()
+    assert text.count("Traceback (most recent call last)") == 1, text
+    assert text.count("raise LookupError") == 1
+    line = Raises.step.__code__.co_firstlineno + 1
+    assert detail.startswith(f"LookupError: no such step\nRaised at {__file__}, line {line}\n")
+    found(report, "error", "What travels, Determinism, Leaks, How it runs, Over the wire: it raised")
+
+
+def test_faults_that_differ_are_all_told() -> None:
+    class Raises(Walk):
+        count = 0
+
+        def step(self, action: Any) -> Any:
+            Raises.count += 1
+            raise LookupError(f"number {Raises.count}")
+
+    text = report_on(Raises).render()
+    assert text.count("Traceback (most recent call last)") == Raises.count > 1
 
 
 class Elsewhere(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -112,3 +112,13 @@ def test_plain_code_that_hides_a_coroutine_is_told_how_to_mend_it() -> None:
     env.reset()
     with pytest.raises(RuntimeError, match="mark it `async def`"):
         env.step(calls(("hidden", {})))
+
+
+def test_what_a_coroutine_raises_has_no_fault_of_gymhosts_in_its_chain() -> None:
+    class Fails(AsyncAccount):
+        async def setup(self, task: Task) -> None:
+            raise LookupError("no account")
+
+    with pytest.raises(LookupError, match="no account") as raised:
+        Fails().reset(options={"task": 0})
+    assert raised.value.__context__ is None

@@ -77,6 +77,7 @@ def test_an_unknown_id_is_told_with_what_is_near() -> None:
         ({"isolation": "none"}, "isolation is one of shared, process"),
         ({"step_timeout": 0}, "step_timeout is a number of seconds above 0"),
         ({"reset_timeout": float("nan")}, "reset_timeout"),
+        ({"step_timeout": "3"}, "step_timeout is a number of seconds above 0, or None for no limit, not '3'"),
     ],
 )
 def test_a_setting_that_can_not_be_is_refused(setting: dict[str, Any], says: str) -> None:

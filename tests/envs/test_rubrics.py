@@ -127,3 +127,20 @@ def test_an_environment_may_be_without_rubrics() -> None:
     env = Unscored()
     env.reset()
     assert env.step("x") == ([], 0.0, True, False, {})
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ({"weight": "x"}, "rubric 'good': weight is a number, not 'x'"),
+        ({"weight": math.inf}, "weight is a finite number"),
+        ({"low": _NAN}, "low is a number"),
+        ({"low": 2.0}, r"low \(2\) is above high \(1\)"),
+    ],
+)
+def test_a_setting_that_can_not_be_is_refused_when_the_class_is_written(setting: dict[str, Any], says: str) -> None:
+    def good(self: ToolEnv) -> float:
+        return 1.0
+
+    with pytest.raises(ValueError, match=says):
+        rubric(**setting)(good)

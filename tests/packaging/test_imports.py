@@ -18,6 +18,14 @@ def test_imports_go_one_way():
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+def test_the_extra_that_authoring_needs_is_named():
+    code = "import sys; sys.modules['pydantic'] = None; import gymhost.envs"
+    result = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    last = result.stderr.splitlines()[-1]
+    assert last == "ModuleNotFoundError: gymhost.envs needs the extra 'envs': pip install 'gymhost[envs]'"
+    assert "During handling" not in result.stderr
+
+
 @pytest.mark.parametrize(
     ("module", "unwanted"),
     [

@@ -142,7 +142,8 @@ async def test_small_steps_pass_large_ones(server: ServerProcess) -> None:
             await small.step(1)
             passed += 1
         await moving
-        assert passed > 3
+        # Were they behind it, not even the second would be through before it.
+        assert passed >= 2
 
 
 async def test_above_the_ceiling_size_limit_and_setting_are_named_and_the_session_lives(start_server: Any) -> None:

@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import sys
+import textwrap
 import time
 from collections.abc import Callable
 
@@ -16,7 +18,7 @@ from gymhost.client import (
     SessionLost,
     connect,
 )
-from support.server import ServerProcess, alive, until
+from support.server import ServerProcess, alive, running, until
 
 pytestmark = pytest.mark.usefixtures("path")
 
@@ -235,3 +237,60 @@ async def test_nothing_is_left_after_sigterm_and_a_running_step_may_end(start_se
         await asyncio.open_connection("127.0.0.1", port)
     assert "Traceback" not in server.log
     assert "never retrieved" not in server.log
+
+
+async def test_a_coroutine_that_blocks_is_stopped_at_its_own_limit(start_server: StartServer) -> None:
+    server = start_server(workers=2)
+    async with connect(server.address) as remote:
+        first, second = await opened(remote, "test/BlockingAsync-v0", 2)
+        assert worker_of(first) != worker_of(second)
+        async with asyncio.timeout(10):
+            with pytest.raises(SessionLost, match="step_timeout=1"):
+                await first.step("hang")
+        await working(second)
+        await working(*await opened(remote, "test/BlockingAsync-v0", 2))
+
+
+STEPS_FOR_EVER = """
+    import asyncio, sys
+    from gymhost.client import connect
+
+    async def step_for_ever(server):
+        async with server.session("test/Slow-v0") as session:
+            await session.reset()
+            while True:
+                await session.step(0.05)
+                print("stepped", flush=True)
+
+    async def main():
+        async with connect(sys.argv[1], direct=sys.argv[2] == "direct") as server:
+            await asyncio.gather(*(step_for_ever(server) for _ in range(8)))
+
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("way", ["direct", "grpc"])
+async def test_a_client_that_is_killed_in_its_steps_harms_no_other(start_server: StartServer, way: str) -> None:
+    server = start_server(workers=1)
+    [pid] = server.workers
+    async with connect(server.address) as remote:
+        sessions = await opened(remote, "test/Slow-v0", 4)
+        others = [asyncio.create_task(step_for_ever(session)) for session in sessions]
+        for _ in range(3):
+            command = [sys.executable, "-c", textwrap.dedent(STEPS_FOR_EVER), server.address, way]
+            with running(command) as client:
+                assert client.stdout is not None
+                for _ in range(16):
+                    await asyncio.to_thread(client.stdout.readline)
+                client.kill()
+                await asyncio.to_thread(client.wait)
+            # Steps of the dead client end, and find nobody to be sent to.
+            await asyncio.sleep(0.2)
+            assert not [task for task in others if task.done()]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await working(*sessions)
+    assert server.workers == [pid]
+    assert "fault" not in server.log

@@ -185,6 +185,17 @@ class Async(_Counting):
         return asyncio.run(self.astep(action))
 
 
+class BlockingAsync(Async):
+    """Forgets to await at the action `hang`, and computes for ever."""
+
+    action_space: Space[Any] = _TEXT
+
+    async def astep(self, action: Any) -> tuple[Any, Any, Any, Any, Info]:
+        while action == "hang":
+            pass
+        return _Counting.step(self, action)
+
+
 class SlowToMake(Async):
     """Takes a second to be made."""
 
@@ -291,6 +302,7 @@ _register("Raises", Raises)
 _register("Hang", Hang, mode="inline", step_timeout=2.0)
 _register("HangThread", Hang, step_timeout=2.0)
 _register("Async", Async, mode="async")
+_register("BlockingAsync", BlockingAsync, mode="async", step_timeout=1.0)
 _register("SlowToMake", SlowToMake, mode="async", reset_timeout=0.2)
 _register("Exit", Exit)
 _register("Noisy", Noisy)

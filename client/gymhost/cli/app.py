@@ -79,7 +79,7 @@ def _show_version(ctx: click.Context, parameter: click.Parameter, wanted: bool) 
     help="Show the version and exit.",
 )
 def gymhost(debug: bool) -> None:
-    r"""Hosts environments behind the Gymnasium API for trainers elsewhere.
+    """Hosts environments behind the Gymnasium API for trainers elsewhere.
 
     \b
       gymhost serve                          host what is installed, on 127.0.0.1:50051
@@ -87,7 +87,7 @@ def gymhost(debug: bool) -> None:
       gymhost check gymhost/GuessNumber-v0   is it fit to be hosted?
 
     `gymhost COMMAND --help` tells more of a command.
-    """
+    """  # noqa: D301 - click wants the character, not an escape
 
 
 def main() -> None:

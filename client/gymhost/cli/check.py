@@ -27,7 +27,7 @@ def command(
     folders: Sequence[str],
     kwargs: dict[str, Any],
 ) -> None:
-    r"""Check whether the environment ID is fit to be hosted, and say what to mend.
+    """Check whether the environment ID is fit to be hosted, and say what to mend.
 
     It is played for some dozens of episodes here and behind a server: Gymnasium's own checker, what travels over the
     wire, determinism under a seed, tools and tasks, leaks, and how it is best run. The exit code is 0 where there is
@@ -37,7 +37,7 @@ def command(
     Examples:
       gymhost check gymhost/GuessNumber-v0
       gymhost check my/Maze-v0 --module my_environments --kwargs size=9 --kwargs '{"walls": [1, 2]}'
-    """
+    """  # noqa: D301 - click wants the character, not an escape
     registration, checks, _ = need(
         "server", "gymhost check", "gymhost.envs.registration", "gymhost.envs.check", "gymhost.server.server"
     )

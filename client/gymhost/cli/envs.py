@@ -39,7 +39,7 @@ def command(
     kwargs: dict[str, Any],
     as_json: bool,
 ) -> None:
-    r"""List environments whose ids begin with PREFIX, or describe the one whose id it is.
+    """List environments whose ids begin with PREFIX, or describe the one whose id it is.
 
     \b
     Examples:
@@ -47,7 +47,7 @@ def command(
       gymhost envs --module my_environments
       gymhost envs --server cpu7:50051                    of a server
       gymhost envs gymhost/GuessNumber-v0                 its spaces, tools, tasks and limits
-    """
+    """  # noqa: D301 - click wants the character, not an escape
     if server is not None and (modules or folders):
         raise click.UsageError("--module and --app-dir are of this machine: leave them out, or leave --server out")
     if server is None:

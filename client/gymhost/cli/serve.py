@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import secrets
 import socket
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 from click.core import ParameterSource
 
+from gymhost.cli.app import Failure
 from gymhost.cli.extras import need
 from gymhost.cli.options import OTHERS, GroupedCommand, option
 from gymhost.server.config import LOG_LEVELS, ServerConfig, parse_size, read_file
-from gymhost.wire.errors import InvalidArgument
+from gymhost.wire.errors import Error, InvalidArgument
 
 if TYPE_CHECKING:
     from gymhost.server.server import Server
@@ -25,6 +27,8 @@ DEFAULT_IDENTITY = "default"
 
 WHERE, WHO, HOW_MUCH, TIMES = "Where and what", "Who may connect", "How much", "Times, in seconds"
 _DEFAULTS = ServerConfig()
+# What a worker says of a module that it can't find.
+_NOT_FOUND = re.compile(r"environments of '(?P<module>[^']+)': ModuleNotFoundError: No module named '(?P<name>[^']+)'")
 
 
 def _read_size(ctx: click.Context, parameter: click.Parameter, text: str) -> int:
@@ -88,7 +92,7 @@ def setting(name: str, group: str, help: str, **how: Any) -> Any:
 def command(
     ctx: click.Context, config_file: Path | None, token_file: Path | None, new_token: bool, **options: Any
 ) -> None:
-    r"""Host environments until Ctrl-C or SIGTERM; a second Ctrl-C stops at once.
+    """Host environments until Ctrl-C or SIGTERM; a second Ctrl-C stops at once.
 
     MODULES are imported in the workers, and the environments that they register are hosted beside those of installed
     packages and of Gymnasium.
@@ -109,7 +113,7 @@ def command(
       max_payload = "16MiB"
       [tokens]
       "a-long-random-text" = "alice"
-    """
+    """  # noqa: D301 - click wants the character, not an escape
     given = {
         name: value
         for name, value in options.items()
@@ -117,7 +121,14 @@ def command(
     }
     config = _configure(config_file, given, _tokens(token_file, new_token))
     _, server = need("server", "gymhost serve", "gymhost.envs", "gymhost.server.server")
-    server.run(config, on_ready=_announce)
+    try:
+        server.run(config, on_ready=_announce)
+    except Error as error:
+        missing = _NOT_FOUND.search(error.message)
+        # A module that is there may also lack one that it imports.
+        if missing is None or not f"{missing['module']}.".startswith(f"{missing['name']}."):
+            raise
+        raise Failure(f"{error.message} (a module's name, not a path; --app-dir adds a folder)") from error
 
 
 def _configure(file: Path | None, given: dict[str, Any], tokens: dict[str, str]) -> ServerConfig:

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import os
+import re
 import threading
 from collections.abc import Generator, Sequence
 from typing import Any, Self
@@ -18,13 +19,15 @@ from gymhost.client.loop import loop_thread, on_fork
 from gymhost.client.session import Session, SessionOptions, tool_dict
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import spaces, values
-from gymhost.wire.errors import ConnectionLost
+from gymhost.wire.errors import ConnectionLost, InvalidArgument
 
 __all__ = ["EnvironmentDescription", "RemoteServer", "connect"]
 
 # Seconds for calls that only ask, and to close a connection.
 ASK_LIMIT = 60.0
 CLOSE_LIMIT = 10.0
+
+_ADDRESS = re.compile(r"unix:.+|(?:\[[^\[\]\s]+\]|[^:/\[\]\s]+):(?P<port>[0-9]{1,5})", re.DOTALL)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,8 +145,19 @@ class RemoteServer:
         reconnect_timeout: float,
         direct: bool,
     ) -> None:
+        # Without that of the process's environment.
+        self.given_token = token
         self._address = address
         self._token = token if token is not None or address is None else os.environ.get("GYMHOST_TOKEN")
+        if address is not None:
+            _check_address(address)
+            if modules:
+                raise InvalidArgument(
+                    "modules are for an embedded server, which no address is given for; one that runs elsewhere is "
+                    "told its modules when it is started: gymhost serve MODULE"
+                )
+        if self._token is not None:
+            _check_token(self._token)
         self._modules = tuple(modules)
         self._connect_timeout = connect_timeout
         self._reconnect_timeout = reconnect_timeout
@@ -270,6 +284,9 @@ class RemoteServer:
             idle_timeout: Seconds without a command after which the server closes the session.
             create_timeout: Seconds to wait for a place on a full server; None for the server's default.
             **kwargs: Keyword arguments for the environment.
+
+        Raises:
+            InvalidArgument: The task is no index.
         """
         options = SessionOptions(environment_id, task=task, split=split, idle_timeout=idle_timeout, kwargs=kwargs)
         return Session(self.connection, options, create_timeout=create_timeout)
@@ -321,6 +338,23 @@ class RemoteServer:
         return await connection.thread.acall(connection.unary(method, request, timeout))
 
 
+def _check_address(address: str) -> None:
+    match = _ADDRESS.fullmatch(address)
+    if match is None or (match["port"] is not None and not 0 < int(match["port"]) < 2**16):
+        raise InvalidArgument(
+            f"{address!r} is no address: write HOST:PORT (such as localhost:50051), [IPv6]:PORT or unix:PATH"
+        )
+
+
+def _check_token(token: str) -> None:
+    # What the token is stays out of the message.
+    if not (token.isascii() and token.isprintable()):
+        raise InvalidArgument(
+            "the token, which is the argument or GYMHOST_TOKEN, has characters that no token can have: "
+            "take out what is not printable ASCII, such as a newline at its end"
+        )
+
+
 def connect(
     address: str | None = None,
     *,
@@ -346,5 +380,8 @@ def connect(
 
     Returns:
         The server, to be entered with `async with` or `with`, or opened with `open`.
+
+    Raises:
+        InvalidArgument: The address or the token can't be one, or `modules` goes with an address.
     """
     return RemoteServer(address, token, modules, connect_timeout, reconnect_timeout, direct)

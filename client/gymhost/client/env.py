@@ -24,7 +24,7 @@ from gymhost.client.session import (
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors
 
-__all__ = ["RemoteEnv", "make"]
+__all__ = ["RemoteEnv", "make", "remake"]
 
 
 class RemoteEnv(gymnasium.Env[Any, Any]):
@@ -59,7 +59,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         self.metadata = made.metadata
         self.render_mode = made.render_mode
         self.tools = made.tools
-        self.spec = _spec(options)
+        self.spec = _spec(server, options, create_timeout)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Starts an episode, as in Gymnasium.
@@ -152,6 +152,7 @@ def make(
         **kwargs: Keyword arguments for the environment; `render_mode` is one of them.
 
     Raises:
+        InvalidArgument: The address, the token or the task can't be one, or `modules` goes with an address.
         UnknownEnvironment: No such environment is registered on the server.
         ServerUnavailable: The server could not be reached, or started.
         EnvironmentFault: The environment could not be made.
@@ -160,6 +161,16 @@ def make(
     return RemoteEnv(
         connect(server, token=token, modules=modules, direct=direct), options, create_timeout=create_timeout
     )
+
+
+def remake(*, remote: dict[str, Any], **kwargs: Any) -> RemoteEnv:
+    """Makes an environment again from its spec, as `gymnasium.make(env.spec)` does.
+
+    Args:
+        remote: How the environment was made, but for its keyword arguments.
+        **kwargs: Keyword arguments for the environment.
+    """
+    return _remake(remote["server"], {**remote["options"], "kwargs": kwargs}, remote["create_timeout"])
 
 
 def _release(lane: Any, server: RemoteServer) -> None:
@@ -174,11 +185,17 @@ def _remake(server: dict[str, Any], options: dict[str, Any], create_timeout: flo
     return RemoteEnv(connect(**server), remade, create_timeout=create_timeout)
 
 
-def _spec(options: SessionOptions) -> EnvSpec:
+def _spec(server: RemoteServer, options: SessionOptions, create_timeout: float | None) -> EnvSpec:
+    # Specs are printed and written to files: a token of the process's environment stays out of them.
+    remote = {
+        "server": server.arguments | {"token": server.given_token},
+        "options": {name: value for name, value in vars(options).items() if name != "kwargs"},
+        "create_timeout": create_timeout,
+    }
     return EnvSpec(
         id=options.environment_id,
-        entry_point="gymhost.client.env:RemoteEnv",
-        kwargs=dict(options.kwargs),
+        entry_point="gymhost.client.env:remake",
+        kwargs={**options.kwargs, "remote": remote},
         disable_env_checker=True,
         order_enforce=False,
     )

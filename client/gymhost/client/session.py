@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import numbers
 import secrets
 import weakref
 from typing import Any, Self, TypeVar
@@ -35,6 +36,9 @@ class SessionOptions:
         split: The split that `task` counts in; None means the environment's first.
         idle_timeout: Seconds without a command after which the server closes the session; None for no such limit.
         kwargs: Keyword arguments for the environment.
+
+    Raises:
+        InvalidArgument: The task is no index.
     """
 
     def __init__(
@@ -46,6 +50,8 @@ class SessionOptions:
         idle_timeout: float | None = None,
         kwargs: dict[str, Any] | None = None,
     ) -> None:
+        if task is not None and not (isinstance(task, numbers.Integral) and 0 <= task < 2**64):
+            raise errors.InvalidArgument(f"task must be an index from 0, not {task!r}")
         self.environment_id = environment_id
         self.task = task
         self.split = split

@@ -1,6 +1,13 @@
 """Writing environments for language models, and registering any Gymnasium environment to be hosted."""
 
-from gymhost.envs import shelf  # Registers what comes with gymhost.
+try:
+    from gymhost.envs import shelf  # Registers what comes with gymhost.
+except ModuleNotFoundError as error:
+    if error.name != "pydantic":
+        raise
+    raise ModuleNotFoundError(
+        "gymhost.envs needs the extra 'envs': pip install 'gymhost[envs]'", name=error.name
+    ) from None
 from gymhost.envs.registration import Hosting, Problem, Registered, catalog, hosted, load, make, register
 from gymhost.envs.rubrics import Rubric, rubric
 from gymhost.envs.tasks import Task, Tasks

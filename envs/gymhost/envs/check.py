@@ -1,13 +1,14 @@
 """Checks whether an environment is fit to be hosted, and says what to mend."""
 
 import contextlib
-import traceback
+import dataclasses
 from collections.abc import Callable, Generator
 from typing import Any
 
 import gymnasium
 
 from gymhost.envs import checks, conversation_checks
+from gymhost.envs.faults import Fault, fault_of
 from gymhost.envs.findings import Finding, Report
 from gymhost.envs.registration import hosted, make
 
@@ -45,6 +46,8 @@ def check(
     hosting = hosted(id)
     kwargs = kwargs or {}
     before = checks.surroundings()
+    # The finding of each fault and the checks that it ended: one that ends several is told once.
+    told: dict[Fault, tuple[int, list[str]]] = {}
 
     def new() -> gymnasium.Env[Any, Any]:
         return make(id, **kwargs)
@@ -56,8 +59,17 @@ def check(
             progress(title)
         try:
             yield
-        except Exception:  # noqa: BLE001 - it is a finding
-            report.findings.append(Finding("error", f"{title}: it raised", traceback.format_exc().strip()))
+        except Exception as error:  # noqa: BLE001 - it is a finding
+            fault, trace = fault_of(error)
+            if fault not in told:
+                told[fault] = len(report.findings), [title]
+                detail = f"{fault.message}\nRaised at {fault.place}\n\n{trace}"
+                report.findings.append(Finding("error", f"{title}: it raised", detail))
+            else:
+                index, ended = told[fault]
+                ended.append(title)
+                first = report.findings[index]
+                report.findings[index] = dataclasses.replace(first, title=f"{', '.join(ended)}: it raised")
 
     with guarded("Making it"):
         new().close()

@@ -49,10 +49,17 @@ class LocalLoop:
             self._thread.shutdown()
 
     def _outside_loops(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
+        if not _inside_a_loop():
             return function(*arguments)
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="gymhost-env")
         return self._thread.submit(function, *arguments).result()
+
+
+def _inside_a_loop() -> bool:
+    # A function of its own: what is called where there is no loop must not raise "during handling" of that.
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

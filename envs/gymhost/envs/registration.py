@@ -270,6 +270,6 @@ def _one_of(setting: str, value: str, allowed: tuple[str, ...]) -> None:
         raise ValueError(f"{setting} is one of {', '.join(allowed)}, not {value!r}")
 
 
-def _positive(setting: str, value: float | None) -> None:
-    if value is not None and not value > 0:
+def _positive(setting: str, value: object) -> None:
+    if value is not None and not (isinstance(value, (int, float)) and value > 0):
         raise ValueError(f"{setting} is a number of seconds above 0, or None for no limit, not {value!r}")

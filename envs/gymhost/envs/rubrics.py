@@ -26,6 +26,9 @@ class Rubric:
         low: The lowest score that is valid.
         high: The highest.
         per_turn: Whether it scores every turn; else it scores the episode, at its end.
+
+    Raises:
+        ValueError: `weight`, `low` or `high` is no number that it can be.
     """
 
     name: str
@@ -34,6 +37,16 @@ class Rubric:
     low: float = 0.0
     high: float = 1.0
     per_turn: bool = False
+
+    def __post_init__(self) -> None:
+        for setting in ("weight", "low", "high"):
+            value = getattr(self, setting)
+            if not isinstance(value, numbers.Real) or math.isnan(value):
+                raise ValueError(f"rubric {self.name!r}: {setting} is a number, not {value!r}")
+        if not math.isfinite(self.weight):
+            raise ValueError(f"rubric {self.name!r}: weight is a finite number, not {self.weight!r}")
+        if self.low > self.high:
+            raise ValueError(f"rubric {self.name!r}: low ({self.low:g}) is above high ({self.high:g})")
 
     @property
     def is_async(self) -> bool:
@@ -69,6 +82,9 @@ def rubric(
         low: The lowest score that is valid.
         high: The highest.
         per_turn: Score every turn, not only the episode at its end.
+
+    Raises:
+        ValueError: `weight`, `low` or `high` is no number that it can be.
     """
 
     def mark(function: F) -> F:

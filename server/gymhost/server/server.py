@@ -58,8 +58,8 @@ class Server:
         Raises:
             ServerUnavailable: A worker could not start, or the address is taken.
         """
-        ensure_free(self.config.address)
         try:
+            ensure_free(self.config.address)
             await self._pool.start()
             self._listen()
             await self._grpc.start()
@@ -101,11 +101,12 @@ class Server:
         await self._health.enter_graceful_shutdown()
         if self._sweep is not None:
             self._sweep.cancel()
-        await self._streams.settle(self.config.grace)
+        settled = await self._streams.settle(self.config.grace)
         self._streams.close_all(errors.SessionLost("the session is lost: the server was stopped"))
         await asyncio.sleep(0.05)  # for the notices to leave; streams end by themselves only when clients do
         await self._grpc.stop(0.2)
-        await self._pool.stop(self.config.grace + 5.0)
+        # What did not end within the grace time will not end by being asked again.
+        await self._pool.stop(self.config.grace + 5.0 if settled else 1.0)
 
     def abort(self) -> None:
         """Ends the workers without any grace, for a process that ends now."""

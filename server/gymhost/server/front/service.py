@@ -108,11 +108,11 @@ class Service(rpc.EnvironmentServiceServicer):
                 raise unknown_environment(request.environment_id, self._pool)
             worker = await self._pool.pick(dedicated=False)
             try:
-                async with asyncio.timeout(DESCRIBE_LIMIT) as limit:
+                async with asyncio.timeout(DESCRIBE_LIMIT):
                     answer = await worker.request(link.DESCRIBE, 0, request.SerializeToString())
+            except errors.CommandTimeout:
+                raise  # the worker's own word, which is a TimeoutError too
             except TimeoutError:
-                if not limit.expired():
-                    raise
                 raise errors.CommandTimeout(
                     f"making {request.environment_id} took more than {DESCRIBE_LIMIT:g} s", limit="reset"
                 ) from None

@@ -124,14 +124,24 @@ class SessionTable:
         await self._take_place(limit)
         try:
             queued = loop.time() - asked
-            worker = await self._pool.pick(dedicated=info.isolation == pb.ISOLATION_PROCESS)
             try:
-                return await self._make(identity, request, info, worker, queued)
-            except BaseException:
-                self._pool.release(worker)
-                raise
+                return await self._place(identity, request, info, queued)
+            except errors.ServerUnavailable:
+                # The worker died: perhaps of a neighbour, in which case another one can do it. Once, since it may also
+                # have been this environment.
+                return await self._place(identity, request, info, queued)
         except BaseException:
             self._free_place()
+            raise
+
+    async def _place(
+        self, identity: str, request: pb.CreateSessionRequest, info: pb.EnvironmentInfo, queued: float
+    ) -> tuple[Session, bytes]:
+        worker = await self._pool.pick(dedicated=info.isolation == pb.ISOLATION_PROCESS)
+        try:
+            return await self._make(identity, request, info, worker, queued)
+        except BaseException:
+            self._pool.release(worker)
             raise
 
     async def _make(
@@ -358,6 +368,6 @@ def unknown_environment(environment_id: str, pool: WorkerPool) -> errors.Unknown
     hint = f"; did you mean {' or '.join(close)}?" if close else ""
     broken = f" Could not be loaded: {'; '.join(pool.problems)}." if pool.problems else ""
     return errors.UnknownEnvironment(
-        f"no environment {environment_id!r} on this server{hint} Environments must be registered when the server "
+        f"no environment {environment_id!r} on this server{hint or '.'} Environments must be registered when the server "
         f"starts: gymhost serve MODULE imports a module that registers some.{broken}"
     )

@@ -231,14 +231,16 @@ class Streams:
             elif main.bulk is stream:
                 main.bulk = None
 
-    async def settle(self, limit: float) -> None:
-        """Waits until no command is running, at most for a time."""
+    async def settle(self, limit: float) -> bool:
+        """Waits until no command is running, at most for a time; returns whether none is."""
         busy = list(self._table.by_id.values())
         try:
             async with asyncio.timeout(limit):
                 await asyncio.gather(*(self._until_idle(session) for session in busy))
         except TimeoutError:
             log.info("commands were still running after %g s (--grace)", limit)
+            return False
+        return True
 
     async def _until_idle(self, session: Session) -> None:
         try:

@@ -263,6 +263,8 @@ class Worker(asyncio.Protocol):
 
     def send(self, frame: pb.InteractRequest, channel: int = 0) -> None:
         """Sends a frame of commands, which came from a stream or are the front's own."""
+        if self._transport.is_closing():
+            return  # it has died, and its sessions are about to be told
         self._transport.write(pack(frame.SerializeToString(), channel))
 
     def forget_channel(self, channel: int) -> None:

@@ -68,7 +68,7 @@ class Host:
         # Calls that other threads hand to the loop; one wake-up serves all that have gathered.
         self._posted: collections.deque[tuple[Callable[[Any], None], Any]] = collections.deque()
         self._woken = False
-        self._watched: dict[int, Session] = {}
+        self._watched: dict[int, Session] = self.watchdog.watched
         self._tasks: set[asyncio.Task[None]] = set()
         self._tainted = False
         self._front: FrontLink
@@ -86,6 +86,7 @@ class Host:
     async def serve(self, end: socket.socket) -> None:
         """Serves the link until the front closes it, then closes what is left."""
         self.loop = asyncio.get_running_loop()
+        self.watchdog.loop_beat = time.monotonic()
         self._front = FrontLink(self)
         direct = await self.loop.create_unix_server(lambda: DirectLink(self), self.config.direct_path, backlog=1024)
         await self.loop.create_unix_connection(lambda: self._front, sock=end)

@@ -41,8 +41,10 @@ class Outlet:
         self.send(lane, sequence, *failure(error))
 
     def flush(self) -> None:
-        """Sends what is queued."""
+        """Sends what is queued; what is for a peer that is gone is dropped, the sessions keep their last replies."""
         queue, self._queue = self._queue, []
+        if self._transport.is_closing():
+            return
         frame = pb.InteractResponse()
         add = frame.replies.add
         items = size = 0

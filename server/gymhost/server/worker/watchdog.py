@@ -16,6 +16,9 @@ from gymhost.server.link import EXIT_OVERRUN
 if TYPE_CHECKING:
     from gymhost.server.worker.session import Session
 
+# Seconds without a beat after which the loop is taken to stand still.
+STILL = 2.0
+
 
 class Watchdog:
     """Watches the event loop.
@@ -32,6 +35,8 @@ class Watchdog:
         self.session: Session | None = None
         self.deadline = 0.0
         self.loop_beat = 0.0
+        # Calls that have a deadline, by lane: the host's own table.
+        self.watched: dict[int, Session] = {}
         self._alive_fd = alive_fd
         self._loop_limit = loop_limit
         os.set_blocking(alive_fd, False)
@@ -53,7 +58,14 @@ class Watchdog:
             if deadline:
                 if now > deadline and session is not None:
                     self._end(session.overrun())
-            elif self.loop_beat and now > self.loop_beat + self._loop_limit:
+            elif self.loop_beat and now > self.loop_beat + STILL:
+                # Nothing on the loop can stop what overran; a coroutine that blocks is what stands in its way.
+                for blocked in list(self.watched.values()):
+                    if 0 < blocked.deadline < now - STILL:
+                        self._end(
+                            f"{blocked.overrun()}, and the worker's event loop stood still (a coroutine that blocks?)"
+                        )
+            if self.loop_beat and not deadline and now > self.loop_beat + self._loop_limit:
                 self._end(f"the worker's event loop stood still for {self._loop_limit:g} s (a coroutine that blocks?)")
             time.sleep(0.1)
 
