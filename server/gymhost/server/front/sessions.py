@@ -368,6 +368,6 @@ def unknown_environment(environment_id: str, pool: WorkerPool) -> errors.Unknown
     hint = f"; did you mean {' or '.join(close)}?" if close else ""
     broken = f" Could not be loaded: {'; '.join(pool.problems)}." if pool.problems else ""
     return errors.UnknownEnvironment(
-        f"no environment {environment_id!r} on this server{hint or '.'} Environments must be registered when the server "
-        f"starts: gymhost serve MODULE imports a module that registers some.{broken}"
+        f"no environment {environment_id!r} on this server{hint or '.'} Environments must be registered when the "
+        f"server starts: gymhost serve MODULE imports a module that registers some.{broken}"
     )
