@@ -160,6 +160,7 @@ class AsyncPending(Pending):
 
     def settle(self, code: int, reply: bytes) -> None:
         """Takes the reply on the very loop that waits for it."""
+        # The first half of `resolve`, again without a call more on the way of every step.
         self.code = code
         self.reply = reply
         lane = self.lane

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-# Every level costs two levels of protobuf messages, whose parsers stop at 100; the rest is for the messages around it.
-MAX_DEPTH = 40
+from gymhost.wire.limits import MAX_DEPTH
 
 
 class Refused(Exception):

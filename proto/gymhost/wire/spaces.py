@@ -20,7 +20,8 @@ from gymhost.v1 import values_pb2
 from gymhost.wire import values
 from gymhost.wire.chat_spaces import FreeText, Message, Messages
 from gymhost.wire.errors import DecodeError, EncodeError
-from gymhost.wire.paths import MAX_DEPTH, Refused, item_step, too_deep, with_article
+from gymhost.wire.limits import MAX_DEPTH
+from gymhost.wire.paths import Refused, item_step, too_deep, with_article
 from gymhost.wire.tensors import Array, decode_array, decode_scalar, encode_array, encode_scalar
 
 # Bounds that are all equal travel as one number, so a few bytes could ask for any amount of memory. The boxes of a

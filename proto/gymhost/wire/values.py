@@ -19,7 +19,8 @@ from gymnasium.spaces import GraphInstance
 
 from gymhost.v1 import values_pb2
 from gymhost.wire.errors import DecodeError, EncodeError
-from gymhost.wire.paths import MAX_DEPTH, Refused, item_step, too_deep, with_article
+from gymhost.wire.limits import MAX_DEPTH
+from gymhost.wire.paths import Refused, item_step, too_deep, with_article
 from gymhost.wire.tensors import SCALAR_NAMES, Array, decode_array, decode_scalar, encode_array, encode_scalar
 
 Value = values_pb2.Value

@@ -121,20 +121,11 @@ class ServerConfig:
             taken[key] = value
         return cls(**taken)
 
-    @classmethod
-    def from_file(cls, path: Path, **overrides: Any) -> "ServerConfig":
-        """Reads a TOML file whose top-level keys are the attributes' names; keywords win over it.
-
-        Folders in `paths` are taken from the file's own folder on. A size may be a text, such as "64MiB".
-
-        Raises:
-            InvalidArgument: The file can't be read, or says something that is not known.
-        """
-        return cls.from_dict(read_file(path) | overrides)
-
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Reads the settings in a TOML file, for `ServerConfig.from_dict`; see `ServerConfig.from_file`.
+    """Reads a TOML file whose top-level keys are the attributes' names, for `ServerConfig.from_dict`.
+
+    Folders in `paths` are taken from the file's own folder on. A size may be a text, such as "64MiB".
 
     Raises:
         InvalidArgument: The file can't be read.

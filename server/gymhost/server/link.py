@@ -17,7 +17,8 @@ CREATE = 1001
 CATALOG = 1002
 # Lane 0: payload GetEnvironmentRequest, reply GetEnvironmentResponse.
 DESCRIBE = 1003
-# On a lane, numbered by the front: no payload, reply Attached.
+# On a lane, numbered by the front, when a stream has attached it: a client that drives it past gRPC is told DETACHED.
+# No payload, reply Attached.
 LAST_SEQUENCES = 1004
 # On a lane, numbered by the front: no payload, reply SessionInfo.
 INFO = 1005
