@@ -17,8 +17,8 @@ MAX_QUEUED = 64 * 1024 * 1024
 # What a message may weigh beyond its payload: the envelope, and a frame's worth of small commands.
 ENVELOPE = 64 * 1024
 
-# How deep values and spaces may be nested. Every level costs two levels of protobuf messages, whose parsers stop at 100;
-# the rest is for the messages around it.
+# How deep values and spaces may be nested. Every level costs two levels of protobuf messages, whose parsers stop at
+# 100; the rest is for the messages around it.
 MAX_DEPTH = 40
 
 LEASE_SECONDS = 120.0
