@@ -56,9 +56,13 @@ class _CommandKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     COMMAND_KIND_FORK: _CommandKind.ValueType  # 11
     """Payload ForkCommand, reply ForkResult."""
     COMMAND_KIND_GET_ATTR: _CommandKind.ValueType  # 12
-    """Payload AttributeCommand, reply AttributeResult. Reach only what the environment declares as remote."""
+    """Payload AttributeCommand, reply AttributeResult. They reach only what CreateSessionResponse.attributes allows; else the
+    reply is PERMISSION_DENIED. GET_ATTR reads an attribute, and says of a method only that it is one.
+    """
     COMMAND_KIND_SET_ATTR: _CommandKind.ValueType  # 13
+    """Sets an attribute; no value in the reply."""
     COMMAND_KIND_CALL: _CommandKind.ValueType  # 14
+    """Calls a method; of an attribute that can't be called, gives its value."""
 
 class CommandKind(_CommandKind, metaclass=_CommandKindEnumTypeWrapper):
     """What a command asks for, and so what its payload is. A kind that the receiver does not know is answered with
@@ -95,9 +99,13 @@ COMMAND_KIND_RENDER: CommandKind.ValueType  # 10
 COMMAND_KIND_FORK: CommandKind.ValueType  # 11
 """Payload ForkCommand, reply ForkResult."""
 COMMAND_KIND_GET_ATTR: CommandKind.ValueType  # 12
-"""Payload AttributeCommand, reply AttributeResult. Reach only what the environment declares as remote."""
+"""Payload AttributeCommand, reply AttributeResult. They reach only what CreateSessionResponse.attributes allows; else the
+reply is PERMISSION_DENIED. GET_ATTR reads an attribute, and says of a method only that it is one.
+"""
 COMMAND_KIND_SET_ATTR: CommandKind.ValueType  # 13
+"""Sets an attribute; no value in the reply."""
 COMMAND_KIND_CALL: CommandKind.ValueType  # 14
+"""Calls a method; of an attribute that can't be called, gives its value."""
 global___CommandKind = CommandKind
 
 class _ReplyCode:
@@ -272,6 +280,30 @@ AUTORESET_MODE_NEXT_STEP: AutoresetMode.ValueType  # 1
 AUTORESET_MODE_SAME_STEP: AutoresetMode.ValueType  # 2
 AUTORESET_MODE_DISABLED: AutoresetMode.ValueType  # 3
 global___AutoresetMode = AutoresetMode
+
+class _Vectorization:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _VectorizationEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Vectorization.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    VECTORIZATION_UNSPECIFIED: _Vectorization.ValueType  # 0
+    """Native where the environment has a vector entry point, else copies; a single one is its only shard."""
+    VECTORIZATION_COPIES: _Vectorization.ValueType  # 1
+    """Copies of the scalar environment."""
+    VECTORIZATION_NATIVE: _Vectorization.ValueType  # 2
+    """By the environment's vector entry point."""
+
+class Vectorization(_Vectorization, metaclass=_VectorizationEnumTypeWrapper):
+    """How a vector session is made."""
+
+VECTORIZATION_UNSPECIFIED: Vectorization.ValueType  # 0
+"""Native where the environment has a vector entry point, else copies; a single one is its only shard."""
+VECTORIZATION_COPIES: Vectorization.ValueType  # 1
+"""Copies of the scalar environment."""
+VECTORIZATION_NATIVE: Vectorization.ValueType  # 2
+"""By the environment's vector entry point."""
+global___Vectorization = Vectorization
 
 class _SessionState:
     ValueType = typing.NewType("ValueType", builtins.int)
@@ -462,6 +494,7 @@ class Welcome(google.protobuf.message.Message):
     LEASE_MS_FIELD_NUMBER: builtins.int
     HEARTBEAT_MS_FIELD_NUMBER: builtins.int
     DIRECT_FIELD_NUMBER: builtins.int
+    WORKERS_FIELD_NUMBER: builtins.int
     protocol_minor: builtins.int
     server_instance: builtins.str
     """Random at each start of the server: after a reconnect a different one means that all sessions are gone."""
@@ -472,6 +505,8 @@ class Welcome(google.protobuf.message.Message):
     lease_ms: builtins.int
     """How long sessions outlive the last sign of their client, and how often the client should give one."""
     heartbeat_ms: builtins.int
+    workers: builtins.int
+    """How many workers share the sessions: a vector environment gains nothing from more shards than that."""
     @property
     def features(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Optional abilities, by name."""
@@ -491,9 +526,10 @@ class Welcome(google.protobuf.message.Message):
         lease_ms: builtins.int = ...,
         heartbeat_ms: builtins.int = ...,
         direct: global___DirectPath | None = ...,
+        workers: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["direct", b"direct"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["direct", b"direct", "features", b"features", "heartbeat_ms", b"heartbeat_ms", "lease_ms", b"lease_ms", "max_payload_bytes", b"max_payload_bytes", "protocol_minor", b"protocol_minor", "server_instance", b"server_instance", "stream_id", b"stream_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["direct", b"direct", "features", b"features", "heartbeat_ms", b"heartbeat_ms", "lease_ms", b"lease_ms", "max_payload_bytes", b"max_payload_bytes", "protocol_minor", b"protocol_minor", "server_instance", b"server_instance", "stream_id", b"stream_id", "workers", b"workers"]) -> None: ...
 
 global___Welcome = Welcome
 
@@ -504,7 +540,8 @@ class DirectPath(google.protobuf.message.Message):
     There it sends ATTACH with CreateSessionResponse.direct_token in place of the session's id, and then commands of the lane,
     in the frames of the stream, each behind its length and a zero, of four bytes, little-endian. Replies come the way that
     the command went. Everything else stays on the gRPC stream: leases, CREATE, CLOSE and notices, but for DETACHED, which
-    says that the lane is to be driven on the stream again.
+    says that the lane is to be driven on the stream again. A socket whose first command is an ATTACH with `exclusive` drives that
+    one session; the worker closes it where it would have sent DETACHED.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -532,13 +569,17 @@ class Attach(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SESSION_ID_FIELD_NUMBER: builtins.int
+    EXCLUSIVE_FIELD_NUMBER: builtins.int
     session_id: builtins.str
+    exclusive: builtins.bool
+    """On the direct path: the socket is for this session alone."""
     def __init__(
         self,
         *,
         session_id: builtins.str = ...,
+        exclusive: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["session_id", b"session_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["exclusive", b"exclusive", "session_id", b"session_id"]) -> None: ...
 
 global___Attach = Attach
 
@@ -575,23 +616,26 @@ class ResetCommand(google.protobuf.message.Message):
     seed: builtins.int
     """Unset: the environment goes on with the random generator that it has, as Gymnasium has it."""
     mask: builtins.bytes
+    """For a vector session: which copies to reset, a byte each, 0 or 1; empty means all."""
     @property
     def options(self) -> gymhost.v1.values_pb2.Value:
         """A map, or unset for None. Environments of gymhost know the keys `task` (an index) and `split`."""
 
     @property
-    def seeds(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """For a vector session: a seed a copy (none: no element), and which copies to reset (none: all)."""
+    def seeds(self) -> gymhost.v1.values_pb2.Value:
+        """For a vector session in place of `seed`: a seed a copy, in a list; None where a copy goes on with the generator that it has.
+        A native one takes an int as well. Unset: no seeds.
+        """
 
     def __init__(
         self,
         *,
         seed: builtins.int | None = ...,
         options: gymhost.v1.values_pb2.Value | None = ...,
-        seeds: collections.abc.Iterable[builtins.int] | None = ...,
+        seeds: gymhost.v1.values_pb2.Value | None = ...,
         mask: builtins.bytes = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_seed", b"_seed", "options", b"options", "seed", b"seed"]) -> builtins.bool: ...
+    def HasField(self, field_name: typing.Literal["_seed", b"_seed", "options", b"options", "seed", b"seed", "seeds", b"seeds"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["_seed", b"_seed", "mask", b"mask", "options", b"options", "seed", b"seed", "seeds", b"seeds"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_seed", b"_seed"]) -> typing.Literal["seed"] | None: ...
 
@@ -603,20 +647,30 @@ class ResetResult(google.protobuf.message.Message):
 
     OBSERVATION_FIELD_NUMBER: builtins.int
     INFO_FIELD_NUMBER: builtins.int
+    INFOS_FIELD_NUMBER: builtins.int
     @property
-    def observation(self) -> gymhost.v1.values_pb2.Value: ...
+    def observation(self) -> gymhost.v1.values_pb2.Value:
+        """Of a vector session the batch of all copies, with one array a leaf of the space."""
+
     @property
     def info(self) -> gymhost.v1.values_pb2.Value:
-        """A map; unset means empty."""
+        """A map; unset means empty. Of a vector session Gymnasium's vector info of its copies."""
+
+    @property
+    def infos(self) -> gymhost.v1.values_pb2.Value:
+        """In place of `info`, where the infos of a vector session's copies differ in kind: a list with a list of maps a copy, in the
+        order in which they are added to the vector info.
+        """
 
     def __init__(
         self,
         *,
         observation: gymhost.v1.values_pb2.Value | None = ...,
         info: gymhost.v1.values_pb2.Value | None = ...,
+        infos: gymhost.v1.values_pb2.Value | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["info", b"info", "observation", b"observation"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["info", b"info", "observation", b"observation"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["info", b"info", "infos", b"infos", "observation", b"observation"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["info", b"info", "infos", b"infos", "observation", b"observation"]) -> None: ...
 
 global___ResetResult = ResetResult
 
@@ -626,7 +680,9 @@ class StepCommand(google.protobuf.message.Message):
 
     ACTION_FIELD_NUMBER: builtins.int
     @property
-    def action(self) -> gymhost.v1.values_pb2.Value: ...
+    def action(self) -> gymhost.v1.values_pb2.Value:
+        """For a vector session the batch of actions, with one array a leaf of the space."""
+
     def __init__(
         self,
         *,
@@ -650,6 +706,7 @@ class StepResult(google.protobuf.message.Message):
     REWARDS_FIELD_NUMBER: builtins.int
     TERMINATIONS_FIELD_NUMBER: builtins.int
     TRUNCATIONS_FIELD_NUMBER: builtins.int
+    INFOS_FIELD_NUMBER: builtins.int
     reward: builtins.float
     """The reward of a scalar environment."""
     terminated: builtins.bool
@@ -670,6 +727,12 @@ class StepResult(google.protobuf.message.Message):
     def terminations(self) -> gymhost.v1.values_pb2.Tensor: ...
     @property
     def truncations(self) -> gymhost.v1.values_pb2.Tensor: ...
+    @property
+    def infos(self) -> gymhost.v1.values_pb2.Value:
+        """In place of `info`, where the infos of a vector session's copies differ in kind: a list with a list of maps a copy, in the
+        order in which they are added to the vector info.
+        """
+
     def __init__(
         self,
         *,
@@ -682,9 +745,10 @@ class StepResult(google.protobuf.message.Message):
         rewards: gymhost.v1.values_pb2.Tensor | None = ...,
         terminations: gymhost.v1.values_pb2.Tensor | None = ...,
         truncations: gymhost.v1.values_pb2.Tensor | None = ...,
+        infos: gymhost.v1.values_pb2.Value | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["info", b"info", "observation", b"observation", "rewards", b"rewards", "terminations", b"terminations", "truncations", b"truncations"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["info", b"info", "observation", b"observation", "reward", b"reward", "reward_invalid", b"reward_invalid", "rewards", b"rewards", "terminated", b"terminated", "terminations", b"terminations", "truncated", b"truncated", "truncations", b"truncations"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["info", b"info", "infos", b"infos", "observation", b"observation", "rewards", b"rewards", "terminations", b"terminations", "truncations", b"truncations"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["info", b"info", "infos", b"infos", "observation", b"observation", "reward", b"reward", "reward_invalid", b"reward_invalid", "rewards", b"rewards", "terminated", b"terminated", "terminations", b"terminations", "truncated", b"truncated", "truncations", b"truncations"]) -> None: ...
 
 global___StepResult = StepResult
 
@@ -732,7 +796,9 @@ class RenderResult(google.protobuf.message.Message):
 
     FRAME_FIELD_NUMBER: builtins.int
     @property
-    def frame(self) -> gymhost.v1.values_pb2.Value: ...
+    def frame(self) -> gymhost.v1.values_pb2.Value:
+        """Of a vector session a tuple with what each copy rendered."""
+
     def __init__(
         self,
         *,
@@ -778,24 +844,6 @@ global___ForkResult = ForkResult
 class AttributeCommand(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    @typing.final
-    class KeywordArgumentsEntry(google.protobuf.message.Message):
-        DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: builtins.int
-        VALUE_FIELD_NUMBER: builtins.int
-        key: builtins.str
-        @property
-        def value(self) -> gymhost.v1.values_pb2.Value: ...
-        def __init__(
-            self,
-            *,
-            key: builtins.str = ...,
-            value: gymhost.v1.values_pb2.Value | None = ...,
-        ) -> None: ...
-        def HasField(self, field_name: typing.Literal["value", b"value"]) -> builtins.bool: ...
-        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
-
     NAME_FIELD_NUMBER: builtins.int
     VALUE_FIELD_NUMBER: builtins.int
     ARGUMENTS_FIELD_NUMBER: builtins.int
@@ -803,21 +851,23 @@ class AttributeCommand(google.protobuf.message.Message):
     name: builtins.str
     @property
     def value(self) -> gymhost.v1.values_pb2.Value:
-        """For SET_ATTR the value; for CALL the arguments."""
+        """For SET_ATTR the value; for a vector session a list with a value a copy."""
 
     @property
-    def arguments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[gymhost.v1.values_pb2.Value]: ...
+    def arguments(self) -> gymhost.v1.values_pb2.Value:
+        """For CALL: a tuple, and a map; unset means empty."""
+
     @property
-    def keyword_arguments(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, gymhost.v1.values_pb2.Value]: ...
+    def keyword_arguments(self) -> gymhost.v1.values_pb2.Value: ...
     def __init__(
         self,
         *,
         name: builtins.str = ...,
         value: gymhost.v1.values_pb2.Value | None = ...,
-        arguments: collections.abc.Iterable[gymhost.v1.values_pb2.Value] | None = ...,
-        keyword_arguments: collections.abc.Mapping[builtins.str, gymhost.v1.values_pb2.Value] | None = ...,
+        arguments: gymhost.v1.values_pb2.Value | None = ...,
+        keyword_arguments: gymhost.v1.values_pb2.Value | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["value", b"value"]) -> builtins.bool: ...
+    def HasField(self, field_name: typing.Literal["arguments", b"arguments", "keyword_arguments", b"keyword_arguments", "value", b"value"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["arguments", b"arguments", "keyword_arguments", b"keyword_arguments", "name", b"name", "value", b"value"]) -> None: ...
 
 global___AttributeCommand = AttributeCommand
@@ -827,15 +877,21 @@ class AttributeResult(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     VALUE_FIELD_NUMBER: builtins.int
+    IS_METHOD_FIELD_NUMBER: builtins.int
+    is_method: builtins.bool
+    """With GET_ATTR: it is a method, and `value` is unset."""
     @property
-    def value(self) -> gymhost.v1.values_pb2.Value: ...
+    def value(self) -> gymhost.v1.values_pb2.Value:
+        """Of a vector session a tuple with a value a copy. A random generator is a map with the state of its bit generator."""
+
     def __init__(
         self,
         *,
         value: gymhost.v1.values_pb2.Value | None = ...,
+        is_method: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["value", b"value"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["value", b"value"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["is_method", b"is_method", "value", b"value"]) -> None: ...
 
 global___AttributeResult = AttributeResult
 
@@ -1036,6 +1092,8 @@ class CreateSessionRequest(google.protobuf.message.Message):
     NUM_ENVS_FIELD_NUMBER: builtins.int
     AUTORESET_MODE_FIELD_NUMBER: builtins.int
     IDLE_TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    VECTORIZATION_FIELD_NUMBER: builtins.int
+    WRAPPERS_FIELD_NUMBER: builtins.int
     environment_id: builtins.str
     idempotency_key: builtins.bytes
     """16 random bytes made by the client. A create with a key that the caller used before gives the same session."""
@@ -1044,17 +1102,22 @@ class CreateSessionRequest(google.protobuf.message.Message):
     split: builtins.str
     """The split that `task` counts in; empty means the environment's first."""
     num_envs: builtins.int
-    """0 makes a scalar session. Else a vector session of this many copies, stepped together; the shards of one vector
-    environment are sessions of their own, put together by the client.
-    """
+    """0 makes a scalar session. Else a vector session of this many copies, each of which takes a place of the server's capacity."""
     autoreset_mode: global___AutoresetMode.ValueType
+    """For a vector session of copies; unspecified means NEXT_STEP. A native one has its own."""
     idle_timeout_ms: builtins.int
     """Close the session when no command came for this long, its lease notwithstanding; 0: no such limit. A session with a
     command in flight is never idle.
     """
+    vectorization: global___Vectorization.ValueType
+    """For a vector session."""
     @property
     def kwargs(self) -> gymhost.v1.values_pb2.Value:
         """Keyword arguments for the environment, a map; `render_mode` is one of them."""
+
+    @property
+    def wrappers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WrapperSpec]:
+        """Wrappers for the environment, or for each copy, the innermost first. The server has a list of those that it allows."""
 
     def __init__(
         self,
@@ -1067,12 +1130,65 @@ class CreateSessionRequest(google.protobuf.message.Message):
         num_envs: builtins.int = ...,
         autoreset_mode: global___AutoresetMode.ValueType = ...,
         idle_timeout_ms: builtins.int = ...,
+        vectorization: global___Vectorization.ValueType = ...,
+        wrappers: collections.abc.Iterable[global___WrapperSpec] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_task", b"_task", "kwargs", b"kwargs", "task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_task", b"_task", "autoreset_mode", b"autoreset_mode", "environment_id", b"environment_id", "idempotency_key", b"idempotency_key", "idle_timeout_ms", b"idle_timeout_ms", "kwargs", b"kwargs", "num_envs", b"num_envs", "split", b"split", "task", b"task"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_task", b"_task", "autoreset_mode", b"autoreset_mode", "environment_id", b"environment_id", "idempotency_key", b"idempotency_key", "idle_timeout_ms", b"idle_timeout_ms", "kwargs", b"kwargs", "num_envs", b"num_envs", "split", b"split", "task", b"task", "vectorization", b"vectorization", "wrappers", b"wrappers"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_task", b"_task"]) -> typing.Literal["task"] | None: ...
 
 global___CreateSessionRequest = CreateSessionRequest
+
+@typing.final
+class WrapperSpec(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    KWARGS_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """The name of a class of gymnasium.wrappers, or `module:Class`."""
+    @property
+    def kwargs(self) -> gymhost.v1.values_pb2.Value:
+        """A map; unset means empty."""
+
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        kwargs: gymhost.v1.values_pb2.Value | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["kwargs", b"kwargs"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["kwargs", b"kwargs", "name", b"name"]) -> None: ...
+
+global___WrapperSpec = WrapperSpec
+
+@typing.final
+class SpecInfo(google.protobuf.message.Message):
+    """What Gymnasium's EnvSpec of an environment says beyond how it is made."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MAX_EPISODE_STEPS_FIELD_NUMBER: builtins.int
+    REWARD_THRESHOLD_FIELD_NUMBER: builtins.int
+    NONDETERMINISTIC_FIELD_NUMBER: builtins.int
+    max_episode_steps: builtins.int
+    reward_threshold: builtins.float
+    nondeterministic: builtins.bool
+    def __init__(
+        self,
+        *,
+        max_episode_steps: builtins.int | None = ...,
+        reward_threshold: builtins.float | None = ...,
+        nondeterministic: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_max_episode_steps", b"_max_episode_steps", "_reward_threshold", b"_reward_threshold", "max_episode_steps", b"max_episode_steps", "reward_threshold", b"reward_threshold"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_max_episode_steps", b"_max_episode_steps", "_reward_threshold", b"_reward_threshold", "max_episode_steps", b"max_episode_steps", "nondeterministic", b"nondeterministic", "reward_threshold", b"reward_threshold"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_max_episode_steps", b"_max_episode_steps"]) -> typing.Literal["max_episode_steps"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_reward_threshold", b"_reward_threshold"]) -> typing.Literal["reward_threshold"] | None: ...
+
+global___SpecInfo = SpecInfo
 
 @typing.final
 class CreateSessionResponse(google.protobuf.message.Message):
@@ -1089,6 +1205,10 @@ class CreateSessionResponse(google.protobuf.message.Message):
     TOOLS_FIELD_NUMBER: builtins.int
     CONVERSATIONAL_FIELD_NUMBER: builtins.int
     DIRECT_TOKEN_FIELD_NUMBER: builtins.int
+    ATTRIBUTES_FIELD_NUMBER: builtins.int
+    SPEC_FIELD_NUMBER: builtins.int
+    BATCHED_OBSERVATION_SPACE_FIELD_NUMBER: builtins.int
+    BATCHED_ACTION_SPACE_FIELD_NUMBER: builtins.int
     session_id: builtins.str
     """Secret: whoever has it and the identity can drive the session."""
     render_mode: builtins.str
@@ -1100,20 +1220,34 @@ class CreateSessionResponse(google.protobuf.message.Message):
     """Opens the session on the direct path."""
     @property
     def lanes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """The session's lanes; one for a scalar session."""
+        """The session's lanes; one, so far."""
 
     @property
-    def observation_space(self) -> gymhost.v1.values_pb2.Space: ...
+    def observation_space(self) -> gymhost.v1.values_pb2.Space:
+        """Of a vector session those of one copy."""
+
     @property
     def action_space(self) -> gymhost.v1.values_pb2.Space: ...
     @property
     def metadata(self) -> gymhost.v1.values_pb2.Value:
-        """Gymnasium's metadata and the render mode."""
+        """Gymnasium's metadata, with `autoreset_mode` as the value of the enum, and the render mode."""
 
     @property
     def tools(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ToolSpec]:
         """The tools of this instance, and whether its actions are assistant messages."""
 
+    @property
+    def attributes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What GET_ATTR, SET_ATTR and CALL reach; `*` stands for every name that does not begin with an underscore."""
+
+    @property
+    def spec(self) -> global___SpecInfo: ...
+    @property
+    def batched_observation_space(self) -> gymhost.v1.values_pb2.Space:
+        """Of a native vector session, whose own batched spaces they are."""
+
+    @property
+    def batched_action_space(self) -> gymhost.v1.values_pb2.Space: ...
     def __init__(
         self,
         *,
@@ -1128,9 +1262,13 @@ class CreateSessionResponse(google.protobuf.message.Message):
         tools: collections.abc.Iterable[global___ToolSpec] | None = ...,
         conversational: builtins.bool = ...,
         direct_token: builtins.str = ...,
+        attributes: collections.abc.Iterable[builtins.str] | None = ...,
+        spec: global___SpecInfo | None = ...,
+        batched_observation_space: gymhost.v1.values_pb2.Space | None = ...,
+        batched_action_space: gymhost.v1.values_pb2.Space | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["action_space", b"action_space", "metadata", b"metadata", "observation_space", b"observation_space"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["action_space", b"action_space", "conversational", b"conversational", "direct_token", b"direct_token", "lanes", b"lanes", "made_ms", b"made_ms", "metadata", b"metadata", "observation_space", b"observation_space", "queued_ms", b"queued_ms", "render_mode", b"render_mode", "session_id", b"session_id", "tools", b"tools"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["action_space", b"action_space", "batched_action_space", b"batched_action_space", "batched_observation_space", b"batched_observation_space", "metadata", b"metadata", "observation_space", b"observation_space", "spec", b"spec"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["action_space", b"action_space", "attributes", b"attributes", "batched_action_space", b"batched_action_space", "batched_observation_space", b"batched_observation_space", "conversational", b"conversational", "direct_token", b"direct_token", "lanes", b"lanes", "made_ms", b"made_ms", "metadata", b"metadata", "observation_space", b"observation_space", "queued_ms", b"queued_ms", "render_mode", b"render_mode", "session_id", b"session_id", "spec", b"spec", "tools", b"tools"]) -> None: ...
 
 global___CreateSessionResponse = CreateSessionResponse
 

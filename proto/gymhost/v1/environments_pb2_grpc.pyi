@@ -21,8 +21,9 @@ class EnvironmentServiceStub:
     """EnvironmentService hosts environments and runs sessions of them.
 
     Words. A *session* is one live environment on the server. It belongs to the identity (bearer token) that created it and
-    is held by a lease. A *lane* is what commands are counted on: a session has one, a vector session one a shard. A *stream*
-    is one Interact call; it carries the commands of any number of lanes.
+    is held by a lease. A *lane* is what commands are counted on: a session has one. A *stream* is one Interact call; it carries
+    the commands of any number of lanes. A *vector session* is a session of several copies that are stepped together; a vector
+    environment is put together by its client from one or more of them, its *shards*.
 
     Life of a session.
 
@@ -130,8 +131,9 @@ class EnvironmentServiceAsyncStub:
     """EnvironmentService hosts environments and runs sessions of them.
 
     Words. A *session* is one live environment on the server. It belongs to the identity (bearer token) that created it and
-    is held by a lease. A *lane* is what commands are counted on: a session has one, a vector session one a shard. A *stream*
-    is one Interact call; it carries the commands of any number of lanes.
+    is held by a lease. A *lane* is what commands are counted on: a session has one. A *stream* is one Interact call; it carries
+    the commands of any number of lanes. A *vector session* is a session of several copies that are stepped together; a vector
+    environment is put together by its client from one or more of them, its *shards*.
 
     Life of a session.
 
@@ -238,8 +240,9 @@ class EnvironmentServiceServicer(metaclass=abc.ABCMeta):
     """EnvironmentService hosts environments and runs sessions of them.
 
     Words. A *session* is one live environment on the server. It belongs to the identity (bearer token) that created it and
-    is held by a lease. A *lane* is what commands are counted on: a session has one, a vector session one a shard. A *stream*
-    is one Interact call; it carries the commands of any number of lanes.
+    is held by a lease. A *lane* is what commands are counted on: a session has one. A *stream* is one Interact call; it carries
+    the commands of any number of lanes. A *vector session* is a session of several copies that are stepped together; a vector
+    environment is put together by its client from one or more of them, its *shards*.
 
     Life of a session.
 
