@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks [w1|idle]`: runs what is asked for, or all, and writes figures and a report."""
+"""`python -m tests.benchmarks [w1|w2|idle]`: runs what is asked for, or all, and writes figures and a report."""
 
 import argparse
 import json
@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks import idle, machine, report, w1
-from tests.benchmarks.contenders import CONTENDERS
+from tests.benchmarks import idle, machine, report, rounds
+from tests.benchmarks.contenders import W1, W2, Cell
 from tests.benchmarks.processes import ROOT
 
 _IDLE_USUAL = 15.0
@@ -21,12 +21,12 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     output: Path = options.output or ROOT / "build" / "benchmarks" / f"{options.what or 'all'}.jsonl"
     output.parent.mkdir(parents=True, exist_ok=True)
-    contenders = [c for c in CONTENDERS if not options.only or any(name in c.name for name in options.only)]
-    if not contenders:
-        sys.exit(f"no contender has {' or '.join(options.only)} in its name; there are " + "; ".join(_names()))
-
-    w1_wanted, idle_wanted = options.what in (None, "w1"), options.what in (None, "idle")
-    usual = w1.estimate(contenders, options.sizes, options.rounds, options.seconds) if w1_wanted else 0.0
+    cells = _cells(options)
+    if not cells and options.what != "idle":
+        names = {cell.contender.name for cell in (*(Cell(one, 1) for one in W1), *W2)}
+        sys.exit(f"no contender has {' or '.join(options.only)} in its name; there are {'; '.join(sorted(names))}")
+    usual = sum(rounds.estimate(each, options.rounds, options.seconds) for each in cells.values())
+    idle_wanted = options.what in (None, "idle")
     usual += _IDLE_USUAL if idle_wanted else 0.0
     print(f"this takes about {usual / 60:.1f} minutes on a quiet machine", file=sys.stderr)
 
@@ -37,11 +37,11 @@ def main() -> None:
             records.append(record)
             print(json.dumps(record), file=lines, flush=True)
 
-        if w1_wanted:
-            contenders = w1.installed(contenders, note)
-        note(machine.describe({c.peer for c in contenders if c.peer and w1_wanted}))
-        if w1_wanted:
-            w1.run(contenders, options.sizes, options.rounds, options.seconds, note)
+        ready = {workload: rounds.installed(workload, each, note) for workload, each in cells.items()}
+        taking_part = [cell.contender for each in ready.values() for cell in each]
+        note(machine.describe({contender.peer for contender in taking_part if contender.peer is not None}))
+        for workload, each in ready.items():
+            rounds.run(workload, each, options.rounds, options.seconds, note)
         if idle_wanted:
             idle.run(options.sessions, note)
     text = report.render(records)
@@ -53,10 +53,10 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     about = "Compares throughput with bare gRPC and with peers, and weighs idle sessions."
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=about)
-    parser.add_argument("what", nargs="?", choices=("w1", "idle"), help="run this alone")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each cell of W1 is run (5)")
+    parser.add_argument("what", nargs="?", choices=("w1", "w2", "idle"), help="run this alone")
+    parser.add_argument("--rounds", type=int, default=5, help="how often each cell is run (5)")
     parser.add_argument("--seconds", type=float, default=1.0, help="the window of a cell (1)")
-    parser.add_argument("--sizes", type=_numbers, default=[1, 64, 512], help="numbers of sessions (1,64,512)")
+    parser.add_argument("--sizes", type=_numbers, default=[1, 64, 512], help="numbers of sessions of W1 (1,64,512)")
     parser.add_argument(
         "--only", action="append", metavar="NAME", help="contenders with this in their name; repeatable"
     )
@@ -69,8 +69,18 @@ def _numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",")]
 
 
-def _names() -> list[str]:
-    return [contender.name for contender in CONTENDERS]
+def _cells(options: argparse.Namespace) -> dict[str, list[Cell]]:
+    """What is run, by workload."""
+    of = {
+        "w1": [Cell(contender, size) for size in options.sizes for contender in W1 if contender.plays(size)],
+        "w2": list(W2),
+    }
+
+    def wanted(cell: Cell) -> bool:
+        return not options.only or any(part in cell.contender.name for part in options.only)
+
+    chosen = {name: list(filter(wanted, cells)) for name, cells in of.items() if options.what in (None, name)}
+    return {name: cells for name, cells in chosen.items() if cells}
 
 
 main()

@@ -1,19 +1,10 @@
-"""Who takes part in W1, and how its server and its client are run."""
+"""Who takes part, in which workload, and how its client is run."""
 
-import os
-import socket
-import subprocess
-import sys
-import time
 from dataclasses import dataclass
-from pathlib import Path
 
-from tests.benchmarks.processes import ROOT, Failed, Process
-
-# What a peer needs in a virtual environment of its own.
-PEERS = {"openenv": ["openenv", "uvicorn", "uvloop"]}
-
-_START_LIMIT = 120.0
+# The sizes of W2's parts.
+COPIES, PONGS = 64, 16
+PONG = "ALE/Pong-v5"
 
 
 @dataclass(frozen=True)
@@ -22,14 +13,14 @@ class Contender:
 
     Attributes:
         name: Its name in the tables.
-        server: The name of the server that it plays on.
-        client: What follows `python -m` to run its client; address, sessions and seconds are added.
+        server: The name of the server that it plays on; None for one that needs none.
+        client: What follows `python -m` to run its client; address, sessions or copies, and seconds are added.
         most: The most sessions that it plays with; None for no limit.
         peer: The virtual environment that it runs in; None for the project's.
     """
 
     name: str
-    server: str
+    server: str | None
     client: tuple[str, ...]
     most: int | None = None
     peer: str | None = None
@@ -37,6 +28,17 @@ class Contender:
     def plays(self, sessions: int) -> bool:
         """Whether it plays with as many sessions."""
         return self.most is None or sessions <= self.most
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a contender runs once in each round, with so many sessions or copies."""
+
+    contender: Contender
+    size: int
+
+
+# -- W1 ----------------------------------------------------------------------------------------------------------------
 
 
 def _gymhost(variant: str, id: str) -> tuple[str, ...]:
@@ -49,10 +51,12 @@ GYMHOST_GRPC, GYMHOST_GRPC_UVLOOP = "gymhost over gRPC, asyncio", "gymhost over 
 STREAM = "bare grpc.aio stream a session"
 OPENENV_BEST = "OpenEnv, 2 workers + uvloop"
 
+_STREAM = Contender(STREAM, "stream", ("tests.benchmarks.grpc_stream", "client"))
+
 # What is compared stands next to each other, and so runs next to each other.
-CONTENDERS = (
+W1 = (
     Contender("raw TCP, uvloop", "raw", ("tests.benchmarks.raw_tcp", "client")),
-    Contender(STREAM, "stream", ("tests.benchmarks.grpc_stream", "client")),
+    _STREAM,
     Contender(GYMHOST, "gymhost", _gymhost("asyncio", "benchmarks/Echo-v0")),
     Contender(GYMHOST_UVLOOP, "gymhost", _gymhost("uvloop", "benchmarks/Echo-v0")),
     Contender(GYMHOST_GRPC, "gymhost", _gymhost("asyncio-grpc", "benchmarks/Echo-v0")),
@@ -64,75 +68,36 @@ CONTENDERS = (
     Contender("gymhost mode thread, uvloop", "gymhost", _gymhost("uvloop", "benchmarks/EchoThread-v0")),
 )
 
-_UVICORN = ("uvicorn", "tests.benchmarks.openenv_echo:app", "--log-level", "warning")
 
-# What follows `python -m` to run each server.
-_SERVERS: dict[str, tuple[str, ...]] = {
-    "gymhost": ("gymhost.cli", "serve", "tests.benchmarks.gymhost_environments", "--address", "ADDRESS"),
-    "openenv": (*_UVICORN, "--loop", "asyncio", "--port", "PORT"),
-    "openenv-best": (*_UVICORN, "--loop", "uvloop", "--workers", "2", "--port", "PORT"),
-    "raw": ("tests.benchmarks.raw_tcp", "serve", "ADDRESS"),
-    "stream": ("tests.benchmarks.grpc_stream", "serve", "ADDRESS"),
-}
+# -- W2 ----------------------------------------------------------------------------------------------------------------
 
 
-class Server(Process):
-    """A server that was started on a free port of loopback."""
-
-    def __init__(self, name: str, peer: str | None = None) -> None:
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            port = found.getsockname()[1]
-        self.name = name
-        self.address = f"127.0.0.1:{port}"
-        words = {"ADDRESS": self.address, "PORT": str(port)}
-        super().__init__([python(peer), "-m", *(words.get(word, word) for word in _SERVERS[name])], talks=False)
-
-    def wait_ready(self) -> None:
-        """Waits until it takes connections.
-
-        Raises:
-            Failed: It ended, or took too long.
-        """
-        host, _, port = self.address.rpartition(":")
-        deadline = time.monotonic() + _START_LIMIT
-        while self.running and time.monotonic() < deadline:
-            try:
-                socket.create_connection((host, int(port)), 1.0).close()
-                return
-            except OSError:
-                time.sleep(0.05)
-        if self.running:
-            raise Failed(f"the server {self.name} did not listen after {_START_LIMIT:g} s")
-        raise Failed(f"the server {self.name} ended: {self.why()}")
+def _vector(variant: str, id: str = "CartPole-v1") -> tuple[str, ...]:
+    return ("tests.benchmarks.vector_client", variant, id)
 
 
-def python(peer: str | None) -> str:
-    """The interpreter that a contender runs in."""
-    return sys.executable if peer is None else str(_folder(peer) / "bin" / "python")
+SYNC, ASYNC, NATIVE = "SyncVectorEnv", "AsyncVectorEnv", "CartPoleVectorEnv"
+VECTOR, VECTOR_GRPC = "gymhost make_vec", "gymhost make_vec over gRPC"
+HOSTED_NATIVE, HOSTED_NATIVE_GRPC = "gymhost, CartPoleVectorEnv", "gymhost over gRPC, CartPoleVectorEnv"
+PONG_SYNC, PONG_ASYNC = f"{SYNC}, Pong", f"{ASYNC}, Pong"
+PONG_VECTOR, PONG_VECTOR_GRPC = f"{VECTOR}, Pong", f"{VECTOR_GRPC}, Pong"
+LONE, LONE_GRPC = "gymhost RemoteEnv", "gymhost RemoteEnv over gRPC"
 
-
-def install(peer: str) -> None:
-    """Makes a peer's virtual environment, where it is not there already.
-
-    Raises:
-        Failed: It could not be installed.
-    """
-    folder = _folder(peer)
-    done = folder / "installed"
-    if done.exists():
-        return
-    print(f"installing {peer} in {os.path.relpath(folder, ROOT)}", file=sys.stderr)
-    for command in (
-        [sys.executable, "-m", "venv", "--clear", str(folder)],
-        [python(peer), "-m", "pip", "-qq", "install", *PEERS[peer]],
-    ):
-        result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=1200)
-        if result.returncode:
-            lines = (result.stderr or result.stdout).strip().splitlines()
-            raise Failed(f"{peer} could not be installed: {lines[-1] if lines else result.returncode}")
-    done.touch()
-
-
-def _folder(peer: str) -> Path:
-    return ROOT / ".venv-bench" / peer
+W2 = (
+    Cell(Contender(SYNC, None, _vector("sync")), COPIES),
+    Cell(Contender(VECTOR, "gymhost", _vector("gymhost")), COPIES),
+    Cell(Contender(VECTOR_GRPC, "gymhost", _vector("gymhost-grpc")), COPIES),
+    Cell(Contender(ASYNC, None, _vector("async")), COPIES),
+    Cell(Contender("SB3 SubprocVecEnv, fork", None, _vector("sb3")), COPIES),
+    Cell(Contender(NATIVE, None, _vector("native")), COPIES),
+    Cell(Contender(HOSTED_NATIVE, "gymhost", _vector("gymhost-native")), COPIES),
+    Cell(Contender(HOSTED_NATIVE_GRPC, "gymhost", _vector("gymhost-native-grpc")), COPIES),
+    Cell(Contender("EnvPool", None, _vector("envpool"), peer="envpool"), COPIES),
+    Cell(Contender(PONG_SYNC, None, _vector("sync", PONG)), PONGS),
+    Cell(Contender(PONG_ASYNC, None, _vector("async", PONG)), PONGS),
+    Cell(Contender(PONG_VECTOR, "gymhost", _vector("gymhost", PONG)), PONGS),
+    Cell(Contender(PONG_VECTOR_GRPC, "gymhost", _vector("gymhost-grpc", PONG)), PONGS),
+    Cell(_STREAM, 1),
+    Cell(Contender(LONE_GRPC, "gymhost", _vector("lone-grpc")), 1),
+    Cell(Contender(LONE, "gymhost", _vector("lone")), 1),
+)

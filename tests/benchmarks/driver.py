@@ -1,8 +1,12 @@
-"""W1, the workload, and the drivers that play it in a contender's client process.
+"""The drivers that play the workloads in a contender's client process.
 
-A text environment answers each text of 200 characters with the same text; an episode has 10 steps. N sessions play
-episode after episode, each waiting for its reply before it sends again. Only steps that end within the window are
-counted; resets cost wall time. The standard library alone is needed, since peers run this in environments of their own.
+W1: a text environment answers each text of 200 characters with the same text; an episode has 10 steps. N sessions play
+episode after episode, each waiting for its reply before it sends again.
+
+W2: copies of an environment are stepped together, or one of them alone; what it is, is its client's business.
+
+Only steps that end within the window are counted; resets cost wall time. The standard library alone is needed, since
+peers run this in environments of their own.
 """
 
 import asyncio
@@ -138,6 +142,35 @@ def drive_threads(open_session: Callable[[int], ThreadSession], n: int, seconds:
         session.close()
 
 
+def drive_steps(reset: Callable[[], object], step: Callable[[], bool], copies: int, seconds: float) -> None:
+    """Steps copies together, and prints what `_report` says.
+
+    Args:
+        reset: Starts the first episode, and each one after `step` said that one is over.
+        step: Steps all copies once; says whether there is something to reset.
+        copies: How many steps that is.
+        seconds: The window.
+    """
+    reset()
+    latencies: list[float] = []
+    begin = _clock() + WARM_UP
+    while (started := _clock()) < begin:
+        if step():
+            reset()
+    _mark("begin")
+    end = started + seconds
+    while started < end:
+        over = step()
+        now = _clock()
+        if now <= end:
+            latencies.append(now - started)
+        if over:
+            reset()
+        started = _clock()
+    _mark("end")
+    _report(latencies, seconds, copies)
+
+
 def _check(text: str) -> None:
     if text != TEXT:
         raise ValueError(f"the environment answered {text[:50]!r}... to another text")
@@ -148,12 +181,14 @@ def _mark(name: str) -> None:
     print(name, flush=True)
 
 
-def _report(latencies: list[float], seconds: float) -> None:
+def _report(latencies: list[float], seconds: float, copies: int = 1) -> None:
+    """Prints how many steps were taken, of which each entry stands for that of all copies, and how long they took."""
     latencies.sort()
     count = len(latencies)
 
     def quantile(q: float) -> float | None:
         return latencies[min(count - 1, int(q * count))] * 1e6 if count else None
 
-    result = {"steps": count, "steps_per_second": count / seconds, "p50_us": quantile(0.5), "p99_us": quantile(0.99)}
+    steps = count * copies
+    result = {"steps": steps, "steps_per_second": steps / seconds, "p50_us": quantile(0.5), "p99_us": quantile(0.99)}
     print(json.dumps(result), flush=True)

@@ -1,5 +1,6 @@
-"""The environment of W1 behind Gymnasium's API, for `gymhost serve tests.benchmarks.gymhost_environments`."""
+"""What `gymhost serve tests.benchmarks.gymhost_environments` hosts: the environment of W1, and Atari where it is."""
 
+import contextlib
 from typing import Any
 
 import gymnasium
@@ -24,5 +25,9 @@ class Echo(gymnasium.Env[str, str]):
         return observation, reward, terminated, False, {}
 
 
+with contextlib.suppress(ModuleNotFoundError):
+    import ale_py
+
+    gymnasium.register_envs(ale_py)
 register("benchmarks/Echo-v0", Echo, mode="inline")
 register("benchmarks/EchoThread-v0", Echo, mode="thread")

@@ -7,8 +7,9 @@ opened: what these add is what a session really takes.
 from collections.abc import Callable
 from typing import Any
 
-from tests.benchmarks.contenders import Server, python
+from tests.benchmarks.peers import python
 from tests.benchmarks.processes import Failed, Process, private_kib, tree
+from tests.benchmarks.servers import Server
 
 _LIMIT = 300.0
 

@@ -1,5 +1,6 @@
 """What a benchmark ran on."""
 
+import contextlib
 import json
 import os
 import platform
@@ -9,10 +10,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.contenders import PEERS, python
+from tests.benchmarks.peers import PEERS, python
 
-_OURS = ("gymhost", "grpcio", "protobuf", "uvloop", "gymnasium")
-_THEIRS = {"openenv": ("openenv", "fastapi", "uvicorn", "websockets", "uvloop")}
+_OURS = ("gymhost", "grpcio", "protobuf", "uvloop", "gymnasium", "numpy")
+# Those of the project's own environment that only some workloads need.
+_OPTIONAL = ("ale-py", "stable-baselines3")
+_THEIRS = {
+    "openenv": ("openenv", "fastapi", "uvicorn", "websockets", "uvloop"),
+    "envpool": ("envpool", "gymnasium", "numpy"),
+}
 _ASK = (
     "import json, sys; from importlib.metadata import version; print(json.dumps({n: version(n) for n in sys.argv[1:]}))"
 )
@@ -27,7 +33,7 @@ def describe(peers: Iterable[str]) -> dict[str, Any]:
         "cpu": models[0] if models else platform.machine(),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "versions": {name: metadata.version(name) for name in _OURS},
+        "versions": _own_versions(),
         "peers": {peer: _versions(peer) for peer in PEERS if peer in peers},
         "load": os.getloadavg()[0],
     }
@@ -35,6 +41,14 @@ def describe(peers: Iterable[str]) -> dict[str, Any]:
 
 def _cpuinfo() -> list[str]:
     return Path("/proc/cpuinfo").read_text().splitlines()
+
+
+def _own_versions() -> dict[str, str]:
+    versions = {name: metadata.version(name) for name in _OURS}
+    for name in _OPTIONAL:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def _versions(peer: str) -> dict[str, str]:

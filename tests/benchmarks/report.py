@@ -2,27 +2,60 @@
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from tests.benchmarks.contenders import (
-    CONTENDERS,
-    GYMHOST,
-    GYMHOST_GRPC,
-    GYMHOST_GRPC_UVLOOP,
-    GYMHOST_UVLOOP,
-    OPENENV_BEST,
-    STREAM,
-)
+from tests.benchmarks import contenders as who
+from tests.benchmarks.contenders import Cell
 
 Record = dict[str, Any]
 
-# What is divided, the contenders' names over each other, the sessions, and what the ratio should be.
-_OURS = (GYMHOST, GYMHOST_UVLOOP, GYMHOST_GRPC, GYMHOST_GRPC_UVLOOP)
-_RATIOS = [
-    ("steps_per_second", "steps/s", ours, OPENENV_BEST, sessions, wanted)
+
+@dataclass(frozen=True)
+class Goal:
+    """What a figure should be.
+
+    Attributes:
+        wanted: In words.
+        ours: The contender whose figure it is.
+        size: Its sessions or copies.
+        theirs: The contender whose figure of the same round it is divided by; None for the figure itself.
+        key: The figure.
+    """
+
+    wanted: str
+    ours: str
+    size: int
+    theirs: str | None = None
+    key: str = "steps_per_second"
+
+
+_FIGURES = {"steps_per_second": "steps/s", "p50_us": "latency, p50 us"}
+
+_ASYNC_CLIENTS = (who.GYMHOST, who.GYMHOST_UVLOOP, who.GYMHOST_GRPC, who.GYMHOST_GRPC_UVLOOP)
+_W1_GOALS = [
+    Goal(wanted, ours, sessions, who.OPENENV_BEST)
     for sessions, wanted in ((64, "at least 12"), (512, "at least 18"))
-    for ours in _OURS
-] + [("p50_us", "latency, p50", ours, STREAM, 1, "at most 1.5") for ours in _OURS]
+    for ours in _ASYNC_CLIENTS
+] + [Goal("at most 1.5", ours, 1, who.STREAM, "p50_us") for ours in _ASYNC_CLIENTS]
+_W2_GOALS = [
+    Goal("at least 1", who.VECTOR_GRPC, who.COPIES, who.SYNC),
+    Goal("at least 1.2", who.VECTOR, who.COPIES, who.SYNC),
+    Goal("at least 8", who.VECTOR, who.COPIES, who.ASYNC),
+    Goal("at least 70,000", who.HOSTED_NATIVE_GRPC, who.COPIES),
+    Goal("at least 200,000", who.HOSTED_NATIVE, who.COPIES),
+    Goal("above 1", who.PONG_VECTOR_GRPC, who.PONGS, who.PONG_ASYNC),
+    Goal("above 1", who.PONG_VECTOR, who.PONGS, who.PONG_ASYNC),
+    Goal("at most 2", who.LONE_GRPC, 1, who.STREAM, "p50_us"),
+    Goal("at most 200", who.LONE, 1, key="p50_us"),
+]
+
+# W2's parts, each with the contenders that all others of the part are divided by.
+_W2_PARTS = {
+    f"### CartPole-v1, {who.COPIES} copies": (who.COPIES, {"/ sync": who.SYNC, "/ async": who.ASYNC}),
+    f"### {who.PONG}, {who.PONGS} copies": (who.PONGS, {"/ sync": who.PONG_SYNC, "/ async": who.PONG_ASYNC}),
+    "### CartPole-v1 alone, and the echo environment of W1 on a bare stream": (1, {}),
+}
 
 # The idle sessions that are opened first, and as many again.
 _SETS = ("first", "second")
@@ -32,10 +65,13 @@ def render(records: Sequence[Record]) -> str:
     """A report in Markdown."""
     by_kind: dict[str, list[Record]] = {}
     for record in records:
-        by_kind.setdefault(record["kind"], []).append(record)
+        kind = record["workload"] if record["kind"] == "missing" else record["kind"]
+        by_kind.setdefault(kind, []).append(record)
     parts = ["# Benchmarks", *map(_machine, by_kind.get("machine", []))]
-    if "w1" in by_kind or "missing" in by_kind:
-        parts += _w1(by_kind.get("w1", []), by_kind.get("missing", []))
+    if "w1" in by_kind:
+        parts += _w1(by_kind["w1"])
+    if "w2" in by_kind:
+        parts += _w2(by_kind["w2"])
     parts += [part for record in by_kind.get("idle", []) for part in _idle(record)]
     return "\n\n".join(parts) + "\n"
 
@@ -51,76 +87,120 @@ def _versions(versions: dict[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
-def _w1(cells: list[Record], missing: list[Record]) -> list[str]:
-    fine = [cell for cell in cells if "error" not in cell]
-    rounds = len({cell["round"] for cell in cells})
-    sizes = sorted({cell["sessions"] for cell in cells})
-    others = [cell["others"] for cell in fine]
-    noise = f"median {statistics.median(others):.0%}, at most {max(others):.0%}" if others else "not known"
-    parts = [
+def _w1(records: list[Record]) -> list[str]:
+    sizes = sorted({record["size"] for record in records if record["kind"] == "w1"})
+    cells = [Cell(contender, size) for contender in who.W1 for size in sizes]
+    return [
         "## W1: steps of an echo environment",
-        f"Rounds: {rounds}; median [least-most]. Latency is a step's, for one of the sessions. CPU time is "
-        f"microseconds a step, for gymhost's server as front + workers. CPU that others used meanwhile: {noise}.",
-        _table(
-            ("contender", "sessions", "steps/s", "p50 us", "p99 us", "client CPU us", "server CPU us", "others' CPU"),
-            [
-                row
-                for contender in CONTENDERS
-                for size in sizes
-                if (row := _row(contender.name, size, contender.server, cells))
-            ],
-        ),
+        f"{_how(records)} Latency is a step's, for one of the sessions.",
+        _cells(cells, records, "sessions", {}),
+        *_missing(records),
+        *_goals(_W1_GOALS, records, "sessions"),
     ]
-    if missing:
-        parts.append("\n".join(f"- {record['contender']} is missing: {record['why']}" for record in missing))
-    rows = [row for ratio in _RATIOS if (row := _ratio(*ratio, fine))]
-    if rows:
-        parts += [
-            "Ratios, each of the two in the same round:",
-            _table(("what", "sessions", "median [least-most]", "wanted"), rows),
-        ]
-    return parts
 
 
-def _row(name: str, size: int, server: str, cells: Iterable[Record]) -> list[str] | None:
+def _w2(records: list[Record]) -> list[str]:
+    parts = [
+        "## W2: vector environments with random actions",
+        f"{_how(records)} A step is that of one copy; latency is that of all together. An environment's own processes "
+        "count to the client.",
+    ]
+    for title, (size, against) in _W2_PARTS.items():
+        cells = [cell for cell in who.W2 if cell.size == size]
+        if any(record.get("size") == size for record in records):
+            parts += [title, _cells(cells, records, "copies", against)]
+    return [*parts, *_missing(records), *_goals(_W2_GOALS, records, "copies")]
+
+
+def _how(records: Iterable[Record]) -> str:
+    """What all cells of a workload have in common."""
+    fine = [record for record in records if "others" in record]
+    others = [record["others"] for record in fine]
+    noise = f"median {statistics.median(others):.0%}, at most {max(others):.0%}" if others else "not known"
+    return (
+        f"Rounds: {len({record['round'] for record in fine})}; median [least-most]. CPU time is microseconds a step, "
+        f"for gymhost's server as front + workers. CPU that others used meanwhile: {noise}."
+    )
+
+
+def _cells(cells: Iterable[Cell], records: Sequence[Record], sizes: str, against: dict[str, str]) -> str:
+    """The table of what was run.
+
+    Args:
+        cells: Its rows; those that were not run are left out.
+        records: What was noted.
+        sizes: What sizes are called.
+        against: Contenders that steps/s are divided by, those of the same round, by the titles of their columns.
+    """
+    times = ("p50 us", "p99 us", "client CPU us", "server CPU us", "others' CPU")
+    rows = [row for cell in cells if (row := _row(cell, records, list(against.values())))]
+    return _table(("contender", sizes, "steps/s", *against, *times), rows)
+
+
+def _row(cell: Cell, records: Sequence[Record], against: Sequence[str]) -> list[str] | None:
     """A row of the table; None for what was not run."""
-    mine = [cell for cell in cells if cell["contender"] == name and cell["sessions"] == size]
-    fine = [cell for cell in mine if "error" not in cell]
+    name, size = cell.contender.name, cell.size
+    mine = [record for record in records if record["contender"] == name and record.get("size") == size]
+    fine = [record for record in mine if "error" not in record]
+    first = [name, str(size)]
     if not mine:
         return None
     if not fine:
-        return [name, str(size), f"failed: {mine[-1]['error']}", *[""] * 5]
+        return [*first, f"failed: {mine[-1]['error']}", *[""] * (len(against) + 5)]
 
     def spread(key: str, form: Callable[[float], str] = "{:,.0f}".format) -> str:
-        return _spread([cell[key] for cell in fine if cell[key] is not None], form)
+        return _spread([record[key] for record in fine if record[key] is not None], form)
 
     def median(key: str) -> float:
-        return statistics.median([cell[key] or 0.0 for cell in fine])
+        return statistics.median([record[key] or 0.0 for record in fine])
 
     front, workers = median("front_us"), median("workers_us")
+    server = {None: "", "gymhost": f"{front:,.1f} + {workers:,.1f}"}
     return [
-        name,
-        str(size),
+        *first,
         spread("steps_per_second") + (f", {len(mine) - len(fine)} of {len(mine)} failed" if mine != fine else ""),
+        *(_spread(_ratios(name, theirs, size, records), "{:.2f}".format) for theirs in against),
         spread("p50_us"),
         spread("p99_us"),
         spread("client_us", "{:,.1f}".format),
-        f"{front:,.1f} + {workers:,.1f}" if server == "gymhost" else f"{front + workers:,.1f}",
+        server.get(cell.contender.server, f"{front + workers:,.1f}"),
         f"{median('others'):.0%}",
     ]
 
 
-def _ratio(
-    key: str, what: str, ours: str, theirs: str, size: int, wanted: str, cells: list[Record]
-) -> list[str] | None:
-    """A row of ratios; None where either was not run."""
-    by_round = {(cell["contender"], cell["round"]): cell[key] for cell in cells if cell["sessions"] == size}
-    rounds = sorted({number for _, number in by_round})
-    pairs = [(by_round.get((ours, number)), by_round.get((theirs, number))) for number in rounds]
-    ratios = [mine / other for mine, other in pairs if mine and other]
-    if not ratios:
-        return None
-    return [f"{what}: {ours} / {theirs}", str(size), _spread(ratios, "{:.2f}".format), wanted]
+def _missing(records: Sequence[Record]) -> list[str]:
+    missing = [record for record in records if record["kind"] == "missing"]
+    return ["\n".join(f"- {record['contender']} is missing: {record['why']}" for record in missing)] if missing else []
+
+
+def _goals(goals: Iterable[Goal], records: Sequence[Record], sizes: str) -> list[str]:
+    """What was wanted, of what was run."""
+    rows: list[list[str]] = []
+    for goal in goals:
+        values, form = _ratios(goal.ours, goal.theirs, goal.size, records, goal.key), "{:.2f}"
+        what = f"{_FIGURES[goal.key]}: {goal.ours} / {goal.theirs}"
+        if goal.theirs is None:
+            what, form = f"{_FIGURES[goal.key]}: {goal.ours}", "{:,.0f}"
+        if values:
+            rows.append([what, str(goal.size), _spread(values, form.format), goal.wanted])
+    if not rows:
+        return []
+    head = ("what", sizes, "median [least-most]", "wanted")
+    return ["Ratios, each of the two in the same round, and figures that were wanted:", _table(head, rows)]
+
+
+def _ratios(
+    ours: str, theirs: str | None, size: int, records: Iterable[Record], key: str = "steps_per_second"
+) -> list[float]:
+    """A contender's figure in each round, divided by another's of the same round if there is another."""
+    fine = [record for record in records if record.get("size") == size and "error" not in record]
+    by_round = {(record["contender"], record["round"]): record[key] for record in fine}
+    found: list[float] = []
+    for (contender, number), value in by_round.items():
+        other = 1.0 if theirs is None else by_round.get((theirs, number))
+        if contender == ours and value and other:
+            found.append(value / other)
+    return found
 
 
 def _idle(record: Record) -> list[str]:

@@ -131,7 +131,7 @@ def test_closing_in_one_thread_ends_the_step_of_another(server: ServerProcess) -
 
     thread = threading.Thread(target=step)
     thread.start()
-    while env._lane.pending is None:
+    while env._lane.lane.pending is None:
         pass
     env.close()
     thread.join(10)

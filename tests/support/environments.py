@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Discrete, Space
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
 from numpy.typing import NDArray
 
 from gymhost.envs import Task, Tasks, ToolEnv, register, rubric, tool
@@ -288,6 +288,110 @@ class Parrot(ToolEnv):
         return float(len(self.heard) == 3)
 
 
+class Ends(_Counting):
+    """Ends each episode in its third step, in the way or ways that it is told (S24)."""
+
+    observation_space: Space[Any] = Box(-1.0, 1.0, (2,), np.float32)
+    action_space: Space[Any] = Discrete(2)
+
+    def __init__(self, *, terminates: bool, truncates: bool) -> None:
+        self.terminates = terminates
+        self.truncates = truncates
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
+        super().reset(seed=seed)
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, Info]:
+        self.count += 1
+        over = self.count == 3
+        return self._observe(), 1.0, over and self.terminates, over and self.truncates, {}
+
+    def _observe(self) -> NDArray[np.float32]:
+        return self.np_random.uniform(-1.0, 1.0, 2).astype(np.float32)
+
+
+class Breaks(Ends):
+    """Raises in its 50th step, counted over its episodes (S29)."""
+
+    def __init__(self) -> None:
+        super().__init__(terminates=True, truncates=False)
+        self.steps = 0
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, Info]:
+        self.steps += 1
+        if self.steps == 50:
+            raise RuntimeError("the simulator broke in its 50th step")
+        return super().step(action)
+
+
+class Telling(_Counting):
+    """Has observations of several parts, and infos of all kinds that differ from step to step."""
+
+    observation_space: Space[Any] = Dict(
+        {
+            "picture": Box(0, 255, (3, 4), np.uint8),
+            "place": Box(-1.0, 1.0, (3,), np.float64),
+            "kind": Discrete(5),
+            "flags": MultiBinary(4),
+        }
+    )
+    action_space: Space[Any] = MultiDiscrete([3, 4])
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
+        super().reset(seed=seed)
+        return self._observe(), {"told": (options or {}).get("tell", ""), "length": self._choose_length()}
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, Info]:
+        self.count += 1
+        over = self.count >= self.length
+        info: Info = {
+            "count": self.count,
+            "share": self.count / self.length,
+            "over": over,
+            "action": action,
+            "name": f"step {self.count}",
+            "nothing": None,
+            "number": np.int64(self.count),
+            "small": np.array(self.count, np.int16),
+            "_hidden": self.count,
+            "deep": {"count": self.count, "deeper": {"names": ["a", self.count]}},
+        }
+        if self.count % 3 == 0:
+            info["third"] = np.full((2, 2), self.count, np.float32)
+        return self._observe(), float(action[0]), over and self.length % 2 == 0, over and self.length % 3 == 0, info
+
+    def remaining(self, *, doubled: bool = False) -> int:
+        return (self.length - self.count) * (2 if doubled else 1)
+
+    def _choose_length(self) -> int:
+        self.length = int(self.np_random.choice([3, 4, 6, 8, 9, 12]))
+        return self.length
+
+    def _observe(self) -> dict[str, Any]:
+        return {
+            "picture": self.np_random.integers(0, 256, (3, 4), np.uint8),
+            "place": self.np_random.uniform(-1.0, 1.0, 3),
+            "kind": int(self.np_random.integers(5)),
+            "flags": self.np_random.integers(0, 2, 4, np.int8),
+        }
+
+
+class Nested(_Counting):
+    """Observes its count, two dictionaries deep."""
+
+    observation_space: Space[Any] = Dict({"outer": Dict({"count": _COUNT})})
+    action_space: Space[Any] = Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
+        count, info = super().reset(seed=seed)
+        return {"outer": {"count": count}}, info
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, Info]:
+        count, reward, terminated, truncated, info = super().step(action)
+        return {"outer": {"count": count}}, reward, terminated, truncated, info
+
+
 def _register(name: str, of: type[gymnasium.Env[Any, Any]], **how: Any) -> None:
     register(id=f"test/{name}-v0", entry_point=f"{__name__}:{of.__name__}", **how)
 
@@ -309,3 +413,9 @@ _register("Noisy", Noisy)
 _register("Process", Process, isolation="process")
 _register("Types", Types)
 _register("Parrot", Parrot, mode="inline")
+_register("Terminates", Ends, kwargs={"terminates": True, "truncates": False})
+_register("Truncates", Ends, kwargs={"terminates": False, "truncates": True})
+_register("TerminatesAndTruncates", Ends, kwargs={"terminates": True, "truncates": True})
+_register("Breaks", Breaks)
+_register("Telling", Telling, attributes=("*",))
+_register("Nested", Nested)

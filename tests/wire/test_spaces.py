@@ -12,34 +12,9 @@ from gymhost.wire import spaces, values
 from gymhost.wire.chat_spaces import FreeText, Message, Messages
 from gymhost.wire.errors import EncodeError
 from support import strategies
-from support.sameness import assert_same
+from support.compare import assert_same, assert_same_space
 
 HAS_DTYPES = "dtype" in inspect.signature(gs.Discrete).parameters
-
-
-def assert_same_space(actual: Space[Any], expected: Space[Any]) -> None:
-    """Equal, of one class, printed alike, and alike in what Gymnasium's own comparison leaves out."""
-    assert type(actual) is type(expected)
-    assert actual == expected
-    assert repr(actual) == repr(expected)
-    assert actual.shape == expected.shape
-    assert actual.dtype == expected.dtype
-    assert vars(actual).keys() == vars(expected).keys()
-    ignored = {"_np_random", "low_repr", "high_repr", "stacked_feature_space", "batch_node_space", "batch_edge_space"}
-    for name, item in vars(expected).items():
-        if name in ignored:
-            continue
-        other = vars(actual)[name]
-        if isinstance(item, Space):
-            assert_same_space(other, item)
-        elif name == "spaces":
-            assert list(other) == list(item)
-            for key in item if isinstance(item, dict) else range(len(item)):
-                assert_same_space(other[key], item[key])
-        elif isinstance(item, np.ndarray):
-            assert_same(other, item, name)
-        else:
-            assert other == item, name
 
 
 @given(strategies.spaces())

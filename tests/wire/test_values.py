@@ -14,7 +14,7 @@ from gymhost.v1 import environments_pb2, values_pb2
 from gymhost.wire import values
 from gymhost.wire.errors import DecodeError, EncodeError
 from support import strategies
-from support.sameness import assert_same
+from support.compare import assert_same
 
 CONVERSATION: list[dict[str, Any]] = [
     {"role": "system", "content": "Guess."},

@@ -25,7 +25,8 @@ __all__ = ["command"]
 # The identity that a token without a name stands for.
 DEFAULT_IDENTITY = "default"
 
-WHERE, WHO, HOW_MUCH, TIMES = "Where and what", "Who may connect", "How much", "Times, in seconds"
+WHERE, WHO, REACH = "Where and what", "Who may connect", "What clients may reach"
+HOW_MUCH, TIMES = "How much", "Times, in seconds"
 _DEFAULTS = ServerConfig()
 # What a worker says of a module that it can't find.
 _NOT_FOUND = re.compile(r"environments of '(?P<module>[^']+)': ModuleNotFoundError: No module named '(?P<name>[^']+)'")
@@ -36,6 +37,16 @@ def _read_size(ctx: click.Context, parameter: click.Parameter, text: str) -> int
         return parse_size(text)
     except InvalidArgument as error:
         raise click.BadParameter(error.message, ctx, parameter) from None
+
+
+def _read_attributes(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, list[str]]:
+    attributes: dict[str, list[str]] = {}
+    for text in given:
+        pattern, _, names = text.partition("=")
+        if not pattern or not names:
+            raise click.BadParameter(f"{text!r} is not ID=NAME,NAME", ctx, parameter)
+        attributes.setdefault(pattern.strip(), []).extend(name.strip() for name in names.split(","))
+    return attributes
 
 
 def setting(name: str, group: str, help: str, **how: Any) -> Any:
@@ -73,6 +84,24 @@ def setting(name: str, group: str, help: str, **how: Any) -> Any:
 )
 @option("--new-token", group=WHO, is_flag=True, help="Make a token, and print it once to stderr.")
 @setting("insecure", WHO, "Listen beyond loopback without a token: everybody is let in.", is_flag=True)
+@option(
+    "--attributes",
+    "attributes",
+    group=REACH,
+    multiple=True,
+    metavar="ID=NAME,...",
+    callback=_read_attributes,
+    help="Attributes and methods that clients may read, set and call, beside those that environments declare. ID may "
+    "be a pattern, NAME a * for all without a leading underscore. May be given several times.",
+)
+@option(
+    "--wrapper",
+    "wrappers",
+    group=REACH,
+    multiple=True,
+    metavar="MODULE:CLASS",
+    help="A wrapper that clients may ask for, beside those of Gymnasium. May be given several times.",
+)
 @setting("capacity", HOW_MUCH, "The most sessions at once; a new one beyond it waits.", metavar="N")
 @setting(
     "max_payload",
@@ -102,15 +131,19 @@ def command(
       gymhost serve
       gymhost serve my_environments --workers 8
       gymhost serve --address 0.0.0.0:50051 --new-token
+      gymhost serve --attributes 'CartPole-v1=gravity,length' --wrapper my_environments:Noise
       gymhost serve --config server.toml
 
-    The keys of the TOML file are the names of the options with `_` for `-`; besides, `modules` and `paths` (the folders
-    of --app-dir, from the file's own on) are lists, and the table `tokens` has the name of each token's identity:
+    The keys of the TOML file are the names of the options with `_` for `-`; besides, `modules`, `wrappers` and `paths`
+    (the folders of --app-dir, from the file's own on) are lists, the table `attributes` has a list of names for each
+    pattern of ids, and the table `tokens` the name of each token's identity:
 
     \b
       address = "0.0.0.0:50051"
       modules = ["my_environments"]
       max_payload = "16MiB"
+      [attributes]
+      "CartPole-*" = ["gravity", "length"]
       [tokens]
       "a-long-random-text" = "alice"
     """  # noqa: D301 - click wants the character, not an escape

@@ -1,8 +1,11 @@
 """The client: environments on a server, behind Gymnasium's API or as async sessions."""
 
+import gymnasium
+
 from gymhost.client.api import EnvironmentDescription, RemoteServer, connect
 from gymhost.client.env import RemoteEnv, make
 from gymhost.client.session import Session
+from gymhost.client.vector import RemoteVectorEnv, make_vec
 from gymhost.wire.errors import (
     Cancelled,
     CapacityExhausted,
@@ -31,6 +34,14 @@ from gymhost.wire.errors import (
     UnknownSession,
 )
 
+# For `gymnasium.make("gymhost.client:gymhost/Remote-v0", environment_id="CartPole-v1", server="...")`, and make_vec.
+if "gymhost/Remote-v0" not in gymnasium.registry:
+    gymnasium.register(  # pyright: ignore[reportUnknownMemberType]
+        "gymhost/Remote-v0",
+        entry_point="gymhost.client.env:make_remote",
+        vector_entry_point="gymhost.client.vector:make_remote",
+    )
+
 __all__ = [
     "Cancelled",
     "CapacityExhausted",
@@ -47,6 +58,7 @@ __all__ = [
     "PermissionDenied",
     "RemoteEnv",
     "RemoteServer",
+    "RemoteVectorEnv",
     "ResetNeeded",
     "SandboxUnavailable",
     "ServerFault",
@@ -63,4 +75,5 @@ __all__ = [
     "UnknownSession",
     "connect",
     "make",
+    "make_vec",
 ]

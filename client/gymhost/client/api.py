@@ -8,7 +8,7 @@ import dataclasses
 import os
 import re
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any, Self
 
 import gymnasium
@@ -42,6 +42,7 @@ class EnvironmentDescription:
         source: The distribution that registered it; empty where that is not known.
         step_timeout: Seconds that a step may take; None for no limit.
         reset_timeout: Seconds that a reset may take; None for no limit.
+        native_vector: Whether it has a vector form of its own, which `make_vec` then makes.
         conversational: Whether actions are assistant messages. This and what follows is known from `describe` only.
         tools: `name`, `description` and `parameters` (JSON Schema) of each tool.
         splits: The number of tasks in each split; None for one without end.
@@ -57,6 +58,7 @@ class EnvironmentDescription:
     source: str
     step_timeout: float | None
     reset_timeout: float | None
+    native_vector: bool = False
     conversational: bool = False
     tools: Sequence[dict[str, Any]] = ()
     splits: dict[str, int | None] = dataclasses.field(default_factory=dict[str, int | None])
@@ -75,6 +77,7 @@ class EnvironmentDescription:
             source=info.source,
             step_timeout=info.step_timeout_ms / 1000 or None,
             reset_timeout=info.reset_timeout_ms / 1000 or None,
+            native_vector=info.native_vector,
             conversational=info.conversational,
             tools=tuple(tool_dict(tool) for tool in info.tools),
             splits={split.name: split.count if split.HasField("count") else None for split in info.splits},
@@ -273,6 +276,7 @@ class RemoteServer:
         split: str | None = None,
         idle_timeout: float | None = None,
         create_timeout: float | None = None,
+        wrappers: Iterable[Any] = (),
         **kwargs: Any,
     ) -> Session:
         """A session, which is created when it is entered with `async with`, or by awaiting its `open`.
@@ -283,12 +287,15 @@ class RemoteServer:
             split: The split that `task` counts in; None means the environment's first.
             idle_timeout: Seconds without a command after which the server closes the session.
             create_timeout: Seconds to wait for a place on a full server; None for the server's default.
+            wrappers: What the server is to put around the environment, the innermost first; see `make`.
             **kwargs: Keyword arguments for the environment.
 
         Raises:
-            InvalidArgument: The task is no index.
+            InvalidArgument: The task is no index, or a wrapper is none.
         """
-        options = SessionOptions(environment_id, task=task, split=split, idle_timeout=idle_timeout, kwargs=kwargs)
+        options = SessionOptions(
+            environment_id, task=task, split=split, idle_timeout=idle_timeout, kwargs=kwargs, wrappers=wrappers
+        )
         return Session(self.connection, options, create_timeout=create_timeout)
 
     async def describe(self, environment_id: str, /, **kwargs: Any) -> EnvironmentDescription:
@@ -312,6 +319,13 @@ class RemoteServer:
         """Lists the environments that the server hosts, by the beginning of their ids."""
         response = await self._unary("ListEnvironments", pb.ListEnvironmentsRequest(prefix=prefix), ASK_LIMIT)
         return [EnvironmentDescription.from_info(info) for info in response.environments]
+
+    def has_vector_form(self, environment_id: str) -> bool:
+        """Whether an environment has a vector form of its own; from any thread. No for one that is not there."""
+        request = pb.ListEnvironmentsRequest(prefix=environment_id)
+        connection = self.connection
+        listed = connection.thread.call(connection.unary("ListEnvironments", request, ASK_LIMIT))
+        return any(info.environment_id == environment_id and info.native_vector for info in listed.environments)
 
     async def problems(self) -> list[str]:
         """What the server could not load when it started, in words."""

@@ -8,13 +8,14 @@ from typing import Any
 
 import grpc.aio
 
-from gymhost.client.direct import DirectLink, DirectLinks, folder_of
+from gymhost.client.direct import DirectLink, folder_of
 from gymhost.client.in_flight import InFlight
 from gymhost.client.loop import LoopThread, loop_thread, on_fork
 from gymhost.client.options import channel_options
 from gymhost.client.pending import AsyncPending, Bridge, Lane, Pending, ThreadPending
 from gymhost.client.rpc_errors import from_rpc
 from gymhost.client.stream import Stream
+from gymhost.client.thread_link import ThreadLink
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.v1 import environments_pb2_grpc as rpc
 from gymhost.wire import errors, limits
@@ -53,11 +54,10 @@ class Connection:
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._connect_timeout = connect_timeout
         self._reconnect_timeout = reconnect_timeout
-        # The ways past gRPC: the folder with the workers' sockets, all that are open, and those for threads.
+        # The ways past gRPC: the folder with the workers' sockets, and all that are open.
         self._may_go_direct = direct
         self.folder: str | None = None
-        self.links: set[DirectLink] = set()
-        self._thread_links = DirectLinks(self, self.thread.loop)
+        self.links: set[DirectLink | ThreadLink] = set()
         # What is under way; and what of it the way of a step needs, without a look-up more.
         self._in_flight = InFlight(self)
         self._outbox = self._in_flight.outbox
@@ -92,20 +92,6 @@ class Connection:
             self._woken = True
             self.thread.loop.call_soon_threadsafe(self._wake)
 
-    def submit_from_thread(self, pending: Pending, lane: Lane) -> None:
-        """Sends a command of a lane, which a thread waits for: past gRPC where there is such a way.
-
-        Raises:
-            Error: The connection is closed.
-        """
-        link = lane.direct
-        if link is not None and link.links is self._thread_links:
-            link.send([pending])
-        else:
-            if self.folder is not None and not lane.asking:
-                self.thread.loop.call_soon_threadsafe(self._thread_links.of, lane)
-            self.submit(pending)
-
     def bridge(self) -> Bridge:
         """The bridge to the event loop that runs here."""
         loop = asyncio.get_running_loop()
@@ -132,15 +118,24 @@ class Connection:
 
     def call(self, kind: int, message: Any, *, lane: int = 0, timeout: float | None = None) -> bytes:
         """Makes a command to the server itself, from any thread."""
+        pending = self.begin_call(kind, message, lane=lane, timeout=timeout)
+        try:
+            return pending.wait()
+        except KeyboardInterrupt:
+            self.abandon(pending)
+            raise
+
+    def begin_call(self, kind: int, message: Any, *, lane: int = 0, timeout: float | None = None) -> ThreadPending:
+        """Begins a command to the server itself, from any thread: several may wait for their replies at once."""
         payload = message.SerializeToString() if message is not None else b""
         pending = ThreadPending(None, lane, kind, payload, _milliseconds(timeout))
         pending.sequence = next(self._in_flight.numbers)
         self.submit(pending)
-        try:
-            return pending.wait()
-        except KeyboardInterrupt:
-            self.thread.loop.call_soon_threadsafe(self._in_flight.abandon, pending)
-            raise
+        return pending
+
+    def abandon(self, pending: Pending) -> None:
+        """Gives up a command that `begin_call` began: what a create makes is closed again."""
+        self.thread.loop.call_soon_threadsafe(self._in_flight.abandon, pending)
 
     def forget(self, kind: int, lane: int) -> None:
         """Makes a command whose reply nobody waits for: CLOSE or CANCEL.
@@ -234,8 +229,6 @@ class Connection:
             await self._stream.end()
             self._stream = None
         self._in_flight.fail_all(self.dead)
-        for link in list(self.links):
-            link.dispose()
         if self._channel is not None:
             await self._channel.close()
             self._channel = None

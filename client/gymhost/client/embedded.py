@@ -41,6 +41,9 @@ class EmbeddedServer:
             "modules": list(modules),
             "paths": [str(Path(path).absolute()) for path in sys.path if path],
             "tokens": {self.token: "embedded"},
+            # It is its user's own.
+            "attributes": {"*": ["*"]},
+            "wrappers": ["*"],
             "log_level": "warning",
         }
         if "" in sys.path:

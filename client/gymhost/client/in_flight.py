@@ -202,6 +202,8 @@ class InFlight:
         self._calls.clear()
         self._abandoned.clear()
         self._wake_bridges()
+        for link in list(self._connection.links):
+            link.dispose()
 
 
 class _Attach(Pending):

@@ -6,11 +6,14 @@ import json
 import numbers
 import secrets
 import weakref
+from collections.abc import Iterable
 from typing import Any, Self, TypeVar
 
 import gymnasium
 from google.protobuf.message import DecodeError as ProtobufDecodeError
 
+from gymhost.client import wrapping
+from gymhost.client.attributes import decode_attribute, encode_call, encode_get, encode_set, missing_as_usual
 from gymhost.client.connection import Connection
 from gymhost.client.pending import AsyncPending, Bridge, Lane
 from gymhost.v1 import environments_pb2 as pb
@@ -36,9 +39,10 @@ class SessionOptions:
         split: The split that `task` counts in; None means the environment's first.
         idle_timeout: Seconds without a command after which the server closes the session; None for no such limit.
         kwargs: Keyword arguments for the environment.
+        wrappers: What the server is to put around it, the innermost first; see `make`.
 
     Raises:
-        InvalidArgument: The task is no index.
+        InvalidArgument: The task is no index, or a wrapper is none.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class SessionOptions:
         split: str | None = None,
         idle_timeout: float | None = None,
         kwargs: dict[str, Any] | None = None,
+        wrappers: Iterable[Any] = (),
     ) -> None:
         if task is not None and not (isinstance(task, numbers.Integral) and 0 <= task < 2**64):
             raise errors.InvalidArgument(f"task must be an index from 0, not {task!r}")
@@ -57,6 +62,7 @@ class SessionOptions:
         self.split = split
         self.idle_timeout = idle_timeout
         self.kwargs = kwargs or {}
+        self.wrappers = wrapping.normalise(wrappers)
 
     def request(self) -> pb.CreateSessionRequest:
         """The request that creates such a session, with a key of its own.
@@ -70,6 +76,7 @@ class SessionOptions:
             task=self.task,
             split=self.split or "",
             idle_timeout_ms=round((self.idle_timeout or 0) * 1000),
+            wrappers=wrapping.messages(self.wrappers),
         )
         if self.kwargs:
             values.encode(self.kwargs, request.kwargs)
@@ -80,13 +87,18 @@ class Made:
     """What the server said of a session that it made."""
 
     def __init__(self, response: pb.CreateSessionResponse) -> None:
-        self.observation_space = _space(response.observation_space)
-        self.action_space = _space(response.action_space)
+        self.observation_space = space(response.observation_space)
+        self.action_space = space(response.action_space)
         self.metadata: dict[str, Any] = values.decode(response.metadata)
         self.render_mode = response.render_mode or None
         self.conversational = response.conversational
         self.queued = response.queued_ms / 1000
         self.tools = [tool_dict(tool) for tool in response.tools]
+        self.attributes = frozenset(response.attributes)
+        spec = response.spec
+        self.max_episode_steps = spec.max_episode_steps if spec.HasField("max_episode_steps") else None
+        self.reward_threshold = spec.reward_threshold if spec.HasField("reward_threshold") else None
+        self.nondeterministic = spec.nondeterministic
 
 
 def tool_dict(tool: pb.ToolSpec) -> dict[str, Any]:
@@ -98,12 +110,13 @@ def tool_dict(tool: pb.ToolSpec) -> dict[str, Any]:
     return {"name": tool.name, "description": tool.description, "parameters": parameters}
 
 
-def _space(message: values_pb2.Space) -> gymnasium.Space[Any]:
+def space(message: values_pb2.Space) -> gymnasium.Space[Any]:
+    """A space, which is shared with whoever has an equal one."""
     key = message.SerializeToString(deterministic=True)
-    space = _spaces.get(key)
-    if space is None:
-        space = _spaces[key] = spaces.decode(message)
-    return space
+    known = _spaces.get(key)
+    if known is None:
+        known = _spaces[key] = spaces.decode(message)
+    return known
 
 
 def release(lane: Lane) -> None:
@@ -261,6 +274,42 @@ class Session:
     async def render(self) -> Any:
         """Renders the environment, as Gymnasium does."""
         return decode_render(await self._command(pb.COMMAND_KIND_RENDER, b"", None))
+
+    async def get_attr(self, name: str) -> Any:
+        """Reads an attribute of the environment, from the outermost of its wrappers that has it.
+
+        Returns:
+            Its value; of a method None.
+
+        Raises:
+            AttributeError: The environment has none of this name.
+            PermissionDenied: It is not declared for clients; the message says how that is done.
+        """
+        with missing_as_usual():
+            reply = await self._command(pb.COMMAND_KIND_GET_ATTR, encode_get(name), None)
+        return decode_attribute(reply)[0]
+
+    async def set_attr(self, name: str, value: Any) -> None:
+        """Sets an attribute of the environment, on the outermost of its wrappers that has it.
+
+        Raises:
+            PermissionDenied: It is not declared for clients; the message says how that is done.
+        """
+        with missing_as_usual():
+            await self._command(pb.COMMAND_KIND_SET_ATTR, encode_set(name, value), None)
+
+    async def call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Calls a method of the environment.
+
+        Returns:
+            What it returned; the value of an attribute that can't be called.
+
+        Raises:
+            EnvironmentFault: It raised, or there is none of this name.
+            PermissionDenied: It is not declared for clients; the message says how that is done.
+        """
+        reply = await self._command(pb.COMMAND_KIND_CALL, encode_call(name, args, kwargs), None)
+        return decode_attribute(reply)[0]
 
     async def close(self) -> None:
         """Closes the session. Twice is no error, nor is closing one that has ended."""

@@ -19,6 +19,8 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from gymhost.envs.toolenv import ToolEnv
+from gymhost.wire.attributes import is_public
+from gymhost.wire.errors import InvalidArgument
 
 ENTRY_POINT_GROUP = "gymhost.envs"
 
@@ -37,6 +39,7 @@ class Hosting:
         step_timeout: Seconds that a step may take; None for no limit.
         reset_timeout: Seconds that a reset may take.
         description: What the environment is, in a line or a few.
+        attributes: The attributes and methods that clients may reach; `*` stands for all without a leading underscore.
     """
 
     mode: Mode = "thread"
@@ -44,6 +47,7 @@ class Hosting:
     step_timeout: float | None = 300.0
     reset_timeout: float | None = 300.0
     description: str = ""
+    attributes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,9 @@ class Problem:
     traceback: str
 
 
+# Registered by gymhost.client, which a module of environments may import: no server connects elsewhere for others.
+_NOT_HOSTED = ("gymhost/Remote-v0",)
+
 # By the spec that was registered: an id that is registered anew by other means has nothing here.
 _hosting: dict[str, tuple[EnvSpec, Hosting]] = {}
 _sources: dict[str, tuple[EnvSpec, str]] = {}
@@ -90,6 +97,7 @@ def register(
     step_timeout: float | None = 300.0,
     reset_timeout: float | None = 300.0,
     description: str | None = None,
+    attributes: Iterable[str] = (),
     kwargs: dict[str, Any] | None = None,
     max_episode_steps: int | None = None,
     **gymnasium_options: Any,
@@ -104,6 +112,8 @@ def register(
         step_timeout: Seconds that a step may take; None for no limit.
         reset_timeout: Seconds that a reset may take; None for no limit.
         description: What the environment is, for lists.
+        attributes: Names of attributes that clients may read and set, and of methods that they may call; `*` stands for
+            all without a leading underscore.
         kwargs: Keyword arguments that it is made with.
         max_episode_steps: Steps after which an episode is truncated.
         **gymnasium_options: What else `gymnasium.register` takes.
@@ -115,10 +125,11 @@ def register(
     _one_of("isolation", isolation, ("shared", "process"))
     _positive("step_timeout", step_timeout)
     _positive("reset_timeout", reset_timeout)
+    attributes = _names(attributes)
     gymnasium.register(  # pyright: ignore[reportUnknownMemberType]
         id, entry_point, kwargs=kwargs, max_episode_steps=max_episode_steps, **gymnasium_options
     )
-    hosting = Hosting(mode, isolation, step_timeout, reset_timeout, inspect.cleandoc(description or ""))
+    hosting = Hosting(mode, isolation, step_timeout, reset_timeout, inspect.cleandoc(description or ""), attributes)
     _hosting[id] = (gymnasium.registry[id], hosting)
 
 
@@ -135,7 +146,11 @@ def hosted(id: str) -> Hosting:
 
 def catalog() -> dict[str, Registered]:
     """Returns all that is registered now, by id: also what was registered with Gymnasium alone."""
-    return {id: Registered(id, hosted(id), _source(spec)) for id, spec in sorted(gymnasium.registry.items())}
+    return {
+        id: Registered(id, hosted(id), _source(spec))
+        for id, spec in sorted(gymnasium.registry.items())
+        if id not in _NOT_HOSTED
+    }
 
 
 def load(modules: Iterable[str] = ()) -> list[Problem]:
@@ -187,8 +202,10 @@ def make(id: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
 
     Raises:
         gymnasium.error.UnregisteredEnv: No such id is registered.
+        InvalidArgument: It would open a window.
     """
     spec = _spec(id)
+    check_render_mode(kwargs)
     if spec.entry_point is None:
         raise gymnasium.error.Error(f"{id} has no entry point: it can be made only as a vector environment")
     creator = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
@@ -209,6 +226,19 @@ def make(id: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
     if isinstance(env, ToolEnv) and steps is not None and steps > 0:
         env.max_turns = steps if env.max_turns is None else min(steps, env.max_turns)
     return env
+
+
+def check_render_mode(kwargs: dict[str, Any]) -> None:
+    """Refuses to render for people's eyes.
+
+    Raises:
+        InvalidArgument: The render mode would open a window, or print, where the environment runs.
+    """
+    if kwargs.get("render_mode") == "human":
+        raise InvalidArgument(
+            "render_mode='human' would open a window on the server: use render_mode='rgb_array', and put "
+            "gymnasium.wrappers.HumanRendering around the environment here"
+        )
 
 
 def _instance_spec(spec: EnvSpec, kwargs: dict[str, Any]) -> EnvSpec:
@@ -268,6 +298,14 @@ def _in_module(trace: types.TracebackType | None) -> types.TracebackType | None:
 def _one_of(setting: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ValueError(f"{setting} is one of {', '.join(allowed)}, not {value!r}")
+
+
+def _names(attributes: Iterable[str]) -> tuple[str, ...]:
+    # A text is a collection of texts, too.
+    names = (attributes,) if isinstance(attributes, str) else tuple(attributes)
+    if isinstance(attributes, str) or not all(is_public(name) for name in names):
+        raise ValueError(f"attributes are public names, such as ('gravity',), or ('*',) for all, not {names!r}")
+    return names
 
 
 def _positive(setting: str, value: object) -> None:

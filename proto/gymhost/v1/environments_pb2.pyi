@@ -948,6 +948,7 @@ class EnvironmentInfo(google.protobuf.message.Message):
     ISOLATION_FIELD_NUMBER: builtins.int
     STEP_TIMEOUT_MS_FIELD_NUMBER: builtins.int
     RESET_TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    NATIVE_VECTOR_FIELD_NUMBER: builtins.int
     OBSERVATION_SPACE_FIELD_NUMBER: builtins.int
     ACTION_SPACE_FIELD_NUMBER: builtins.int
     TOOLS_FIELD_NUMBER: builtins.int
@@ -963,6 +964,8 @@ class EnvironmentInfo(google.protobuf.message.Message):
     step_timeout_ms: builtins.int
     """Milliseconds; 0 means no limit."""
     reset_timeout_ms: builtins.int
+    native_vector: builtins.bool
+    """Whether it has a vector form of its own (VECTORIZATION_NATIVE)."""
     conversational: builtins.bool
     """True for environments whose actions are assistant messages."""
     source: builtins.str
@@ -990,6 +993,7 @@ class EnvironmentInfo(google.protobuf.message.Message):
         isolation: global___Isolation.ValueType = ...,
         step_timeout_ms: builtins.int = ...,
         reset_timeout_ms: builtins.int = ...,
+        native_vector: builtins.bool = ...,
         observation_space: gymhost.v1.values_pb2.Space | None = ...,
         action_space: gymhost.v1.values_pb2.Space | None = ...,
         tools: collections.abc.Iterable[global___ToolSpec] | None = ...,
@@ -999,7 +1003,7 @@ class EnvironmentInfo(google.protobuf.message.Message):
         source: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["action_space", b"action_space", "metadata", b"metadata", "observation_space", b"observation_space"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["action_space", b"action_space", "conversational", b"conversational", "description", b"description", "environment_id", b"environment_id", "isolation", b"isolation", "metadata", b"metadata", "observation_space", b"observation_space", "reset_timeout_ms", b"reset_timeout_ms", "run_mode", b"run_mode", "source", b"source", "splits", b"splits", "step_timeout_ms", b"step_timeout_ms", "tools", b"tools"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["action_space", b"action_space", "conversational", b"conversational", "description", b"description", "environment_id", b"environment_id", "isolation", b"isolation", "metadata", b"metadata", "native_vector", b"native_vector", "observation_space", b"observation_space", "reset_timeout_ms", b"reset_timeout_ms", "run_mode", b"run_mode", "source", b"source", "splits", b"splits", "step_timeout_ms", b"step_timeout_ms", "tools", b"tools"]) -> None: ...
 
 global___EnvironmentInfo = EnvironmentInfo
 

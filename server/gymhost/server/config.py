@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from gymhost.wire import limits
+from gymhost.wire.attributes import is_public
 from gymhost.wire.errors import InvalidArgument
 
 __all__ = ["LOG_LEVELS", "ServerConfig", "parse_size", "read_file"]
@@ -37,6 +38,10 @@ class ServerConfig:
         workers: Worker processes; 0 means one a core.
         modules: Modules to import in the workers; their environments are hosted beside the installed ones.
         paths: Folders to put on the workers' import path.
+        attributes: What clients may reach of environments beyond what these declare themselves: names of attributes and
+            methods, by patterns of ids; `*` stands for all names without a leading underscore.
+        wrappers: What clients may have put around environments beyond Gymnasium's own safe wrappers: `module:Class`, or
+            `*` for any class that the workers can import.
         tokens: The bearer tokens that are let in, each with the name of its identity. Without any, everybody is let in.
         insecure: Listen beyond loopback without a token.
         capacity: The most sessions at once; a create beyond it waits.
@@ -53,6 +58,8 @@ class ServerConfig:
     workers: int = 0
     modules: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
+    attributes: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict[str, tuple[str, ...]])
+    wrappers: tuple[str, ...] = ()
     tokens: dict[str, str] = dataclasses.field(default_factory=dict[str, str], repr=False)
     insecure: bool = False
     capacity: int = 32768
@@ -83,6 +90,14 @@ class ServerConfig:
             )
         if self.lease < 2 * self.heartbeat:
             raise InvalidArgument(f"lease ({self.lease:g} s) must be at least twice heartbeat ({self.heartbeat:g} s)")
+        for pattern, names in self.attributes.items():
+            if private := [name for name in names if not is_public(name)]:
+                raise InvalidArgument(
+                    f"attributes of {pattern!r} must be public names, not {private[0]!r} (--attributes)"
+                )
+        for name in self.wrappers:
+            if not re.fullmatch(r"\*|[\w.]+:[\w.]+", name):
+                raise InvalidArgument(f"a wrapper is MODULE:CLASS, not {name!r} (--wrapper)")
         if self.log_level not in LOG_LEVELS:
             raise InvalidArgument(f"log_level must be one of {', '.join(LOG_LEVELS)}, not {self.log_level!r}")
         if not self.tokens and not self.insecure and not _is_loopback(self.address):
@@ -116,7 +131,9 @@ class ServerConfig:
                 value = float(value)
             elif key == "max_payload" and isinstance(value, str):
                 value = parse_size(value)
-            if type(value) is not wanted or not _holds_texts(value):
+            if key == "attributes":
+                value = _name_lists(value)
+            elif type(value) is not wanted or not _holds_texts(value):
                 raise InvalidArgument(f"{key} must be {_KINDS[wanted]}, not {value!r}")
             taken[key] = value
         return cls(**taken)
@@ -159,6 +176,14 @@ def _holds_texts(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(isinstance(item, str) for item in cast(tuple[Any, ...], value))
     return True
+
+
+def _name_lists(value: Any) -> dict[str, tuple[str, ...]]:
+    if not isinstance(value, dict) or not all(
+        isinstance(names, (list, tuple)) and _holds_texts(names) for names in cast(dict[Any, Any], value).values()
+    ):
+        raise InvalidArgument(f"attributes must be a table of lists of names, by patterns of ids, not {value!r}")
+    return {pattern: tuple(names) for pattern, names in cast(dict[str, list[str]], value).items()}
 
 
 def _check_address(address: str) -> None:

@@ -43,6 +43,8 @@ class WorkerConfig:
         alive_fd: The descriptor that it writes a byte to every second.
         modules: Modules to import, whose environments are then hosted.
         paths: Folders to put on the import path.
+        attributes: Patterns of ids, each with the names of the attributes that clients may reach.
+        wrappers: Wrappers that clients may ask for beyond Gymnasium's, as `module:Class`.
         max_payload: The largest payload, in bytes.
         loop_limit: Seconds that the worker's event loop may stand still before the worker ends itself.
         grace: Seconds that a worker with a stuck step goes on for the sake of its other sessions.
@@ -54,6 +56,8 @@ class WorkerConfig:
     direct_path: str
     modules: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
+    attributes: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    wrappers: tuple[str, ...] = ()
     max_payload: int = 64 * 1024 * 1024
     loop_limit: float = 60.0
     grace: float = 60.0
@@ -66,6 +70,7 @@ class WorkerConfig:
     def from_json(cls, text: str) -> "WorkerConfig":
         """Reads what `to_json` wrote."""
         fields = json.loads(text)
-        fields["modules"] = tuple(fields["modules"])
-        fields["paths"] = tuple(fields["paths"])
+        for name in ("modules", "paths", "wrappers"):
+            fields[name] = tuple(fields[name])
+        fields["attributes"] = tuple((pattern, tuple(names)) for pattern, names in fields["attributes"])
         return cls(**fields)

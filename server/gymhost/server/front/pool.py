@@ -59,8 +59,12 @@ class WorkerPool:
         await asyncio.gather(*(worker.stop(limit) for worker in list(self.workers.values())))
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    async def pick(self, *, dedicated: bool) -> Worker:
-        """The worker for a new session, counted as one of its sessions: the one with the fewest, or one of its own.
+    async def pick(self, *, dedicated: bool, places: int = 1) -> Worker:
+        """The worker for a new session: the one with the fewest, or one of its own.
+
+        Args:
+            dedicated: Whether it gets one of its own.
+            places: How many sessions it counts as.
 
         Raises:
             ServerUnavailable: There is none, and none came up in time.
@@ -70,12 +74,12 @@ class WorkerPool:
             await worker.start()
         else:
             worker = self._least_loaded() or await self._wait_for_one()
-        worker.sessions += 1
+        worker.sessions += places
         return worker
 
-    def release(self, worker: Worker) -> None:
-        """Counts a session less; a dedicated worker ends with its session."""
-        worker.sessions -= 1
+    def release(self, worker: Worker, places: int = 1) -> None:
+        """Ends what `pick` began; a dedicated worker ends with its session."""
+        worker.sessions -= places
         if worker.dedicated and not worker.closing:
             self._keep(worker.stop(link.CLOSE_ALL_LIMIT + 5))
 

@@ -33,6 +33,7 @@ class Session:
         lane: Its lane, which is also where its worker keeps it.
         sink: The stream that drives it now, if any.
         heard: When its client was last heard of, for a session without a stream.
+        places: How many places of the server's capacity it takes: one, or one a copy.
         calls: Unary calls that are running on it.
     """
 
@@ -43,6 +44,7 @@ class Session:
     environment_id: str
     created: float
     heard: float
+    places: int = 1
     sink: Sink | None = None
     calls: int = 0
 
@@ -77,7 +79,8 @@ class SessionTable:
         self._creates: dict[tuple[str, bytes], asyncio.Task[tuple[Session, bytes]]] = {}
         self._answered: collections.deque[tuple[float, tuple[str, bytes]]] = collections.deque()
         self._places = 0
-        self._queue: collections.deque[asyncio.Future[None]] = collections.deque()
+        # Those who wait for places, and for how many.
+        self._queue: collections.deque[tuple[asyncio.Future[None], int]] = collections.deque()
         self._closing: set[asyncio.Task[Any]] = set()
         self.accepting = True
 
@@ -121,7 +124,8 @@ class SessionTable:
             raise unknown_environment(request.environment_id, self._pool)
         loop = asyncio.get_running_loop()
         asked = loop.time()
-        await self._take_place(limit)
+        places = max(request.num_envs, 1)
+        await self._take_places(places, limit)
         try:
             queued = loop.time() - asked
             try:
@@ -131,17 +135,18 @@ class SessionTable:
                 # have been this environment.
                 return await self._place(identity, request, info, queued)
         except BaseException:
-            self._free_place()
+            self._free_places(places)
             raise
 
     async def _place(
         self, identity: str, request: pb.CreateSessionRequest, info: pb.EnvironmentInfo, queued: float
     ) -> tuple[Session, bytes]:
-        worker = await self._pool.pick(dedicated=info.isolation == pb.ISOLATION_PROCESS)
+        places = max(request.num_envs, 1)
+        worker = await self._pool.pick(dedicated=info.isolation == pb.ISOLATION_PROCESS, places=places)
         try:
             return await self._make(identity, request, info, worker, queued)
         except BaseException:
-            self._pool.release(worker)
+            self._pool.release(worker, places)
             raise
 
     async def _make(
@@ -172,6 +177,7 @@ class SessionTable:
             environment_id=info.environment_id,
             created=now,
             heard=now,
+            places=max(request.num_envs, 1),
         )
         self.by_id[session.id] = session
         self._by_lane[lane] = session
@@ -181,37 +187,50 @@ class SessionTable:
         )
         return session, head.SerializeToString() + made
 
-    async def _take_place(self, limit: float) -> None:
+    async def _take_places(self, count: int, limit: float) -> None:
         if not self.accepting:
             raise errors.ServerUnavailable("the server is going away and takes no new sessions")
-        if self._places < self._config.capacity and not self._queue:
-            self._places += 1
+        capacity = self._config.capacity
+        if count > capacity:
+            raise errors.CapacityExhausted(
+                f"a vector session of {count} copies is above the server's capacity of {capacity} (--capacity)"
+            )
+        if self._places + count <= capacity and not self._queue:
+            self._places += count
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.append(turn)
+        waiter = (turn, count)
+        self._queue.append(waiter)
         try:
-            # Whoever frees a place hands it on without counting it down.
             await asyncio.wait_for(turn, limit)
         except TimeoutError:
             raise errors.CapacityExhausted(
-                f"the server is full: {self._places} of {self._config.capacity} sessions, {len(self._queue)} creates "
+                f"the server is full: {self._places} of {capacity} sessions, {len(self._queue)} creates "
                 f"waiting, no place within {limit:g} s (--capacity, --queue-timeout)"
             ) from None
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self._free_place()
+                self._free_places(count)
             raise
         finally:
-            if turn in self._queue:
-                self._queue.remove(turn)
+            if waiter in self._queue:
+                self._queue.remove(waiter)
+                self._hand_on()  # whoever comes next may want fewer
 
-    def _free_place(self) -> None:
+    def _free_places(self, count: int) -> None:
+        self._places -= count
+        self._hand_on()
+
+    def _hand_on(self) -> None:
+        """Gives free places to those who wait, in the order in which they came."""
         while self._queue:
-            turn = self._queue.popleft()
+            turn, count = self._queue[0]
             if not turn.done():
+                if self._places + count > self._config.capacity:
+                    return
+                self._places += count
                 turn.set_result(None)
-                return
-        self._places -= 1
+            self._queue.popleft()
 
     # -- find ----------------------------------------------------------------------------------------------------------
 
@@ -296,12 +315,12 @@ class SessionTable:
         worker = session.worker
         if isinstance(why, errors.SessionExpired):
             log.info("session %s#%d expired: %s", session.environment_id, session.lane & 0xFFFFFFFF, why.message)
-        closing = asyncio.ensure_future(self._close_in_worker(worker, session.lane))
+        closing = asyncio.ensure_future(self._close_in_worker(worker, session.lane, session.places))
         self._closing.add(closing)
         closing.add_done_callback(self._closed)
         return closing
 
-    async def _close_in_worker(self, worker: Worker, lane: int) -> bytes:
+    async def _close_in_worker(self, worker: Worker, lane: int, places: int) -> bytes:
         try:
             async with asyncio.timeout(WORKER_GRACE):
                 return await worker.request(pb.COMMAND_KIND_CLOSE, lane, b"")
@@ -310,8 +329,8 @@ class SessionTable:
         except (errors.SessionLost, TimeoutError):
             return b""  # gone with its worker, or given up by it
         finally:
-            self._pool.release(worker)
-            self._free_place()
+            self._pool.release(worker, places)
+            self._free_places(places)
 
     def _closed(self, closing: "asyncio.Task[bytes]") -> None:
         self._closing.discard(closing)

@@ -332,6 +332,7 @@ class Streams:
             lease_ms=round(self._config.lease * 1000),
             heartbeat_ms=round(self._config.heartbeat * 1000),
             direct=self._direct,
+            workers=self._config.worker_count,
         )
         stream.answer(number, welcome.SerializeToString())
 

@@ -111,6 +111,8 @@ class Worker(asyncio.Protocol):
             direct_path=str(self._folder / str(self.number)),
             modules=self._config.modules,
             paths=self._config.paths,
+            attributes=tuple(self._config.attributes.items()),
+            wrappers=self._config.wrappers,
             max_payload=self._config.max_payload,
             grace=self._config.grace,
         )

@@ -1,17 +1,19 @@
 """How a command becomes a call of the environment, and what comes back becomes a reply."""
 
+import inspect
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 import gymnasium
 
+from gymhost.server.worker import attributes
+from gymhost.server.worker.terms import Terms
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors, values
+from gymhost.wire.attributes import pack, unpack
 
 Environment = gymnasium.Env[Any, Any]
-# What a reset falls back on where its options name no task.
-Defaults = dict[str, Any]
 
 
 class Call(NamedTuple):
@@ -19,34 +21,37 @@ class Call(NamedTuple):
 
     Attributes:
         limit: The name of the environment's time limit that applies: `reset` or `step`.
-        decode: Payload and the session's defaults to the argument of the call.
+        decode: Payload and the session's terms to the argument of the call.
         run: Calls the environment.
         run_async: Calls the coroutine of an asynchronous environment; None where it has none.
         encode: What the environment returned to the payload of the reply.
     """
 
     limit: str
-    decode: Callable[[bytes, Defaults], Any]
-    run: Callable[[Environment, Any], Any]
+    decode: Callable[[bytes, Terms], Any]
+    run: Callable[[Any, Any], Any]
     run_async: Callable[[Any, Any], Awaitable[Any]] | None
     encode: Callable[[Any], bytes]
 
 
-def _reset_arguments(payload: bytes, defaults: Defaults) -> dict[str, Any]:
-    command = pb.ResetCommand.FromString(payload)
+def options_of(command: pb.ResetCommand, terms: Terms) -> dict[str, Any] | None:
+    """The options of a reset, with the session's defaults where they name nothing else."""
     options: dict[str, Any] | None = values.decode(command.options) if command.HasField("options") else None
     if options is not None and type(options) is not dict:
         raise errors.InvalidArgument(f"options must be a dict or None, not {type(options).__name__}")
-    if defaults:
-        options = {**defaults, **(options or {})}
-    return {"seed": command.seed if command.HasField("seed") else None, "options": options}
+    return {**terms.defaults, **(options or {})} if terms.defaults else options
 
 
-def _step_action(payload: bytes, defaults: Defaults) -> Any:
+def _reset_arguments(payload: bytes, terms: Terms) -> dict[str, Any]:
+    command = pb.ResetCommand.FromString(payload)
+    return {"seed": command.seed if command.HasField("seed") else None, "options": options_of(command, terms)}
+
+
+def _step_action(payload: bytes, terms: Terms) -> Any:
     return values.decode(pb.StepCommand.FromString(payload).action)
 
 
-def _tool_action(payload: bytes, defaults: Defaults) -> Any:
+def _tool_action(payload: bytes, terms: Terms) -> Any:
     """The assistant message that makes the call."""
     command = pb.CallToolCommand.FromString(payload)
     try:
@@ -57,15 +62,47 @@ def _tool_action(payload: bytes, defaults: Defaults) -> Any:
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
+class Asked(NamedTuple):
+    """What is asked of an attribute.
+
+    Attributes:
+        name: Its name.
+        value: What it is to be set to.
+        arguments: What it is to be called with.
+        keyword_arguments: The same, by name.
+    """
+
+    name: str
+    value: Any
+    arguments: tuple[Any, ...]
+    keyword_arguments: dict[str, Any]
+
+
+def asked(payload: bytes, terms: Terms) -> Asked:
+    """Reads an AttributeCommand.
+
+    Raises:
+        PermissionDenied: The attribute may not be reached.
+        InvalidArgument: The arguments are no tuple and map.
+    """
+    command = pb.AttributeCommand.FromString(payload)
+    terms.attributes.check(command.name)
+    arguments: Any = values.decode(command.arguments) if command.HasField("arguments") else ()
+    named: Any = values.decode(command.keyword_arguments) if command.HasField("keyword_arguments") else {}
+    if type(arguments) is not tuple or type(named) is not dict:
+        raise errors.InvalidArgument("the arguments of a call are a tuple and a map")
+    return Asked(command.name, unpack(values.decode(command.value)), arguments, named)
+
+
 def _reset_result(returned: Any) -> bytes:
     try:
         observation, info = returned
     except (TypeError, ValueError):
         raise errors.EnvironmentFault(f"reset must return (observation, info), not {_kind(returned)}") from None
     result = pb.ResetResult()
-    _encode(observation, result.observation, "observation")
+    fill(observation, result.observation, "observation")
     if info:
-        _encode(info, result.info, "info")
+        fill(info, result.info, "info")
     return result.SerializeToString()
 
 
@@ -84,20 +121,26 @@ def _step_message(returned: Any) -> pb.StepResult:
         except (TypeError, ValueError):
             got = ", ".join(_kind(each) for each in (reward, terminated, truncated))
             raise errors.EnvironmentFault(f"step must return a number and two flags, not {got}") from None
-    _encode(observation, result.observation, "observation")
+    fill(observation, result.observation, "observation")
     if info:
         result.reward_invalid = bool(info.get("reward_invalid"))
-        _encode(info, result.info, "info")
+        fill(info, result.info, "info")
     return result
 
 
-def _render_result(returned: Any) -> bytes:
+def render_result(returned: Any) -> bytes:
+    """The payload for what a render returned."""
     result = pb.RenderResult()
-    _encode(returned, result.frame, "frame")
+    fill(returned, result.frame, "frame")
     return result.SerializeToString()
 
 
-def _encode(value: Any, into: Any, what: str) -> None:
+def fill(value: Any, into: Any, what: str) -> None:
+    """Encodes a part of what the environment returned.
+
+    Raises:
+        EnvironmentFault: It can't travel.
+    """
     try:
         values.encode(value, into)
     except errors.EncodeError as error:
@@ -132,17 +175,47 @@ def _tool_result(returned: Any) -> bytes:
     return pb.CallToolResult(result=_step_message(returned)).SerializeToString()
 
 
-def _nothing(payload: bytes, defaults: Defaults) -> None:
-    return None
+def nothing(payload: bytes, terms: Terms) -> None:
+    """The argument of a command without one."""
 
 
 def _render(env: Environment, nothing: None) -> Any:
     return env.render()
 
 
+def _read(env: Environment, given: Asked) -> tuple[str, Any, bool]:
+    return given.name, *attributes.read(env, given.name)
+
+
+def _write(env: Environment, given: Asked) -> tuple[str, Any, bool]:
+    attributes.write(env, given.name, given.value)
+    return given.name, None, False
+
+
+def _call(env: Environment, given: Asked) -> tuple[str, Any, bool]:
+    returned = attributes.call(env, given.name, given.arguments, given.keyword_arguments)
+    return given.name, attributes.refuse_coroutine(given.name, returned), False
+
+
+async def _acall(env: Environment, given: Asked) -> tuple[str, Any, bool]:
+    returned = attributes.call(env, given.name, given.arguments, given.keyword_arguments)
+    return given.name, await returned if inspect.isawaitable(returned) else returned, False
+
+
+def _attribute_result(returned: tuple[str, Any, bool]) -> bytes:
+    name, value, is_method = returned
+    result = pb.AttributeResult(is_method=is_method)
+    if not is_method:
+        fill(pack(value), result.value, name)
+    return result.SerializeToString()
+
+
 CALLS: dict[int, Call] = {
     pb.COMMAND_KIND_RESET: Call("reset", _reset_arguments, _reset, _areset, _reset_result),
     pb.COMMAND_KIND_STEP: Call("step", _step_action, _step, _astep, _step_result),
     pb.COMMAND_KIND_CALL_TOOL: Call("step", _tool_action, _step, _astep, _tool_result),
-    pb.COMMAND_KIND_RENDER: Call("step", _nothing, _render, None, _render_result),
+    pb.COMMAND_KIND_RENDER: Call("step", nothing, _render, None, render_result),
+    pb.COMMAND_KIND_GET_ATTR: Call("step", asked, _read, None, _attribute_result),
+    pb.COMMAND_KIND_SET_ATTR: Call("step", asked, _write, None, _attribute_result),
+    pb.COMMAND_KIND_CALL: Call("step", asked, _call, _acall, _attribute_result),
 }

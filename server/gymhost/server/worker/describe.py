@@ -2,9 +2,13 @@
 
 import json
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
+import gymnasium
+
 from gymhost.envs import registration
+from gymhost.server.worker.vector import Native
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors, spaces, values
 from gymhost.wire.chat_spaces import Message
@@ -49,22 +53,34 @@ def describe(request: pb.GetEnvironmentRequest) -> pb.GetEnvironmentResponse:
     return pb.GetEnvironmentResponse(environment=info)
 
 
-def created(env: Any, made_ms: int) -> pb.CreateSessionResponse:
+def created(env: Any, made_ms: int, attributes: Sequence[str] = ()) -> pb.CreateSessionResponse:
     """What a client needs to know of a new instance, without its id and lanes.
+
+    Args:
+        env: The instance.
+        made_ms: Milliseconds that making it took.
+        attributes: What the client may reach of it.
 
     Raises:
         EnvironmentFault: The environment has spaces or metadata that can't travel.
     """
     try:
-        return pb.CreateSessionResponse(
+        made = pb.CreateSessionResponse(
             observation_space=spaces.encode(env.observation_space),
             action_space=spaces.encode(env.action_space),
-            metadata=values.encode(env.metadata or {}),
+            metadata=values.encode(_metadata(env)),
             render_mode=env.render_mode or "",
             made_ms=made_ms,
             tools=[_tool(tool) for tool in getattr(env.unwrapped, "tools", ())],
             conversational=isinstance(env.action_space, Message),
+            attributes=attributes,
+            spec=_spec(env),
         )
+        if isinstance(env, Native):
+            native: Any = env.env
+            spaces.encode(native.observation_space, made.batched_observation_space)
+            spaces.encode(native.action_space, made.batched_action_space)
+        return made
     except errors.EncodeError as error:
         raise errors.EnvironmentFault(f"the environment can't be hosted: {error.message}") from None
 
@@ -79,6 +95,27 @@ def _info(registered: registration.Registered) -> pb.EnvironmentInfo:
         step_timeout_ms=round((hosting.step_timeout or 0) * 1000),
         reset_timeout_ms=round((hosting.reset_timeout or 0) * 1000),
         source=registered.source,
+        native_vector=gymnasium.registry[registered.id].vector_entry_point is not None,
+    )
+
+
+def _metadata(env: Any) -> dict[str, Any]:
+    """Gymnasium's metadata, without the render mode that nobody would see."""
+    metadata: dict[str, Any] = env.metadata or {}
+    modes: Sequence[str] = metadata.get("render_modes") or ()
+    if "human" in modes:
+        return {**metadata, "render_modes": [mode for mode in modes if mode != "human"]}
+    return metadata
+
+
+def _spec(env: Any) -> pb.SpecInfo:
+    spec = getattr(env, "spec", None) or env.unwrapped.spec
+    if spec is None:
+        return pb.SpecInfo()
+    return pb.SpecInfo(
+        max_episode_steps=spec.max_episode_steps,
+        reward_threshold=spec.reward_threshold,
+        nondeterministic=spec.nondeterministic,
     )
 
 

@@ -9,19 +9,22 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gymhost.envs import registration
+from gymhost.envs import registration, wrapping
 from gymhost.server import link
 from gymhost.server.worker import describe
 from gymhost.server.worker.links import DirectLink, FrontLink
 from gymhost.server.worker.outlet import Outlet
-from gymhost.server.worker.session import MODES, Session
+from gymhost.server.worker.session import AsyncSession, InlineSession, Session
+from gymhost.server.worker.thread_session import ThreadSession
 from gymhost.server.worker.watchdog import Watchdog
 from gymhost.v1 import environments_pb2 as pb
-from gymhost.wire import errors, values
+from gymhost.wire import errors
 
 # How often the deadlines of running calls are looked at, and the idle limits of sessions, in seconds.
 SWEEP = 0.1
 IDLE_SWEEP = 1.0
+
+_MODES: dict[str, type[Session]] = {"inline": InlineSession, "thread": ThreadSession, "async": AsyncSession}
 
 
 class Turn:
@@ -77,6 +80,9 @@ class Host:
         """Imports the modules that register environments; the front is told of one that fails when it asks."""
         try:
             self.problems = registration.load(self.config.modules)
+            for wrapper in self.config.wrappers:
+                if wrapper != "*":
+                    wrapping.load(wrapper)
         except ImportError as error:
             self._import_failure = error
         # What was imported stays for good: the collector need not look at it again.
@@ -164,8 +170,7 @@ class Host:
                 raise errors.SessionLost("the session has ended")
             elif kind == link.LAST_SEQUENCES:
                 # A stream has attached the session: from now on it is driven there.
-                if session.direct is not None:
-                    session.direct.detach(session)
+                session.leave()
                 self._answer(number, pb.Attached(last_sequences=[session.last]))
             elif kind == link.INFO:
                 self._answer(number, pb.SessionInfo(busy=session.busy, steps=session.last))
@@ -183,16 +188,16 @@ class Host:
 
     def _create(self, lane: int, number: int, request: pb.CreateSessionRequest) -> None:
         hosting = registration.hosted(request.environment_id)
-        if request.num_envs:
-            raise errors.Unimplemented("this server does not host vector sessions; make one session a copy")
-        kwargs: Any = values.decode(request.kwargs) if request.HasField("kwargs") else {}
-        session = MODES[hosting.mode](self, lane, request, hosting)
+        # The copies of a vector session are stepped in a loop, which is for a thread whatever they are.
+        mode = ThreadSession if request.num_envs else _MODES[hosting.mode]
+        session = mode(self, lane, request, hosting)
         started = time.monotonic()
 
         def made(error: BaseException | None) -> None:
             if error is None:
                 try:
-                    reply = describe.created(session.env, round((time.monotonic() - started) * 1000))
+                    took = round((time.monotonic() - started) * 1000)
+                    reply = describe.created(session.env, took, session.terms.attributes.names)
                 except Exception as unsuitable:  # noqa: BLE001 - the environment's own attributes were looked at
                     error = unsuitable
                 else:
@@ -205,7 +210,7 @@ class Host:
 
         self.sessions[lane] = session
         self.by_token[session.token] = session
-        session.start(kwargs, made)
+        session.start(request, made)
 
     async def _describe(self, number: int, request: pb.GetEnvironmentRequest) -> None:
         try:
@@ -234,8 +239,7 @@ class Host:
         """Takes a session out of the tables: no command reaches it any more."""
         self.sessions.pop(session.lane, None)
         self.by_token.pop(session.token, None)
-        if session.direct is not None:
-            session.direct.end(session)
+        session.leave(tell=False)
 
     async def _close_all(self) -> None:
         """Closes every environment, for at most as long as one close may take."""
@@ -264,9 +268,11 @@ class Host:
             self._watched[session.lane] = session
 
     def unwatch(self, session: Session) -> bool:
-        """Ends the watch. False when the session was given up meanwhile, and what it did no longer counts."""
-        self._watched.pop(session.lane, None)
-        return session.deadline >= 0
+        """Ends the watch. False when the session was given up meanwhile, and what it did no longer counts.
+
+        From any thread: whoever takes a session out of the table decides.
+        """
+        return self._watched.pop(session.lane, None) is not None or not session.deadline
 
     async def _sweep(self) -> None:
         while True:
@@ -285,12 +291,16 @@ class Host:
                 why = f"no command came for {session.idle_limit:g} s (the session's idle_timeout)"
                 self.tell_front(session.lane, errors.SessionExpired(why))
 
-    def give_up(self, session: Session, why: str) -> None:
+    def give_up(self, session: Session, why: str) -> bool:
         """Declares a session lost whose code can't be stopped, and asks for no more sessions.
 
         The worker ends when its other sessions have left, or after the grace time.
+
+        Returns:
+            False where its code came to its end meanwhile, on its thread.
         """
-        self._watched.pop(session.lane, None)
+        if not self.unwatch(session):
+            return False
         session.deadline = -1.0
         self._forget(session)
         lost = errors.SessionLost(f"{why} and could not be stopped: the session is lost", limit=session.limit)
@@ -302,6 +312,7 @@ class Host:
             self.tell_front(0, errors.ServerUnavailable(why))
             self.loop.call_later(self.config.grace, self._leave)
         self._leave_if_done()
+        return True
 
     def _leave_if_done(self) -> None:
         if self._tainted and not self.sessions:

@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError as ProtobufDecodeError
 
 from gymhost.server.worker.outlet import Outlet
 from gymhost.server.worker.session import Session
+from gymhost.server.worker.thread_session import ThreadSession
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors
 from gymhost.wire.frames import FrameReader
@@ -124,15 +125,19 @@ class DirectLink(asyncio.Protocol):
     def end(self, session: Session) -> None:
         """Forgets a session that has ended; its client learns of that on the stream."""
         self._sessions.pop(session.lane, None)
+        session.direct = None
 
     def _control(self, session: Session | None, command: pb.Command) -> None:
         kind, number = command.kind, command.sequence
         if kind == pb.COMMAND_KIND_ATTACH:
             try:
-                token = pb.Attach.FromString(command.payload).session_id
-                found = self._host.by_token.get(token)
+                attach = pb.Attach.FromString(command.payload)
+                found = self._host.by_token.get(attach.session_id)
                 if found is None:
                     raise errors.UnknownSession("no such session")
+                if attach.exclusive and isinstance(found, ThreadSession) and not self._sessions:
+                    self._give_to(found, number)
+                    return
                 if found.direct is not None and found.direct is not self:
                     found.direct.detach(found)
                 found.direct = self
@@ -147,6 +152,14 @@ class DirectLink(asyncio.Protocol):
         else:
             # Not attached here, or no longer: on the stream its client is told what has become of it.
             self._outlet.send_error(command.lane, 0, errors.Detached("the session is driven on the stream"))
+
+    def _give_to(self, session: ThreadSession, number: int) -> None:
+        """Leaves the socket to a session's own thread. Its client sends no more until the attach is answered."""
+        self._transport.pause_reading()
+        end: socket.socket = self._transport.get_extra_info("socket")
+        own = socket.socket(fileno=os.dup(end.fileno()))
+        self._transport.abort()
+        session.serve(own, number)
 
 
 def peer_user(end: socket.socket) -> int:

@@ -1,9 +1,7 @@
-"""Sessions: the numbering of a lane, and the three ways in which an environment's code runs."""
+"""Sessions: the numbering of a lane; and those whose code runs on the worker's event loop."""
 
 import abc
 import asyncio
-import queue
-import threading
 import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, cast
@@ -12,12 +10,15 @@ import gymnasium
 from gymnasium.wrappers import OrderEnforcing
 
 from gymhost.envs.registration import Hosting, make
-from gymhost.server.worker import output
-from gymhost.server.worker.calls import CALLS, Call, Defaults
+from gymhost.envs.wrapping import wrap
+from gymhost.server.worker import output, vector
+from gymhost.server.worker.calls import CALLS, Call
 from gymhost.server.worker.failure import failure, unimplemented
 from gymhost.server.worker.output import current_session
+from gymhost.server.worker.terms import Terms
+from gymhost.server.worker.vector_calls import VECTOR_CALLS
 from gymhost.v1 import environments_pb2 as pb
-from gymhost.wire import errors
+from gymhost.wire import errors, values
 
 if TYPE_CHECKING:
     from gymhost.server.worker.host import Host
@@ -43,8 +44,8 @@ class Session(abc.ABC):
     """
 
     __slots__ = (
-        "busy", "code", "deadline", "defaults", "direct", "env", "environment_id", "host", "hosting", "idle_limit",
-        "lane", "last", "limit", "outlet", "reply", "token", "touched",
+        "busy", "calls", "code", "deadline", "direct", "env", "environment_id", "host", "hosting",
+        "idle_limit", "lane", "last", "limit", "outlet", "reply", "terms", "token", "touched",
     )  # fmt: skip
 
     def __init__(self, host: "Host", lane: int, request: pb.CreateSessionRequest, hosting: Hosting) -> None:
@@ -53,11 +54,8 @@ class Session(abc.ABC):
         self.environment_id = request.environment_id
         self.hosting = hosting
         self.env: Any = None
-        self.defaults: Defaults = {}
-        if request.HasField("task"):
-            self.defaults["task"] = request.task
-        if request.split:
-            self.defaults["split"] = request.split
+        self.calls = VECTOR_CALLS if request.num_envs else CALLS
+        self.terms = Terms(request, hosting, host.config)
         self.idle_limit = request.idle_timeout_ms / 1000
         # The front puts it there: what opens the session to a client on the same host, and the socket that did.
         self.token = request.idempotency_key.hex()
@@ -86,7 +84,7 @@ class Session(abc.ABC):
             self.last = sequence
             self.busy = True
             self.outlet = outlet
-            call = CALLS.get(command.kind)
+            call = self.calls.get(command.kind)
             if call is None:
                 self.finish(*failure(unimplemented(command.kind)))
             else:
@@ -136,16 +134,32 @@ class Session(abc.ABC):
     def execute(self, call: Call, payload: bytes) -> tuple[int, bytes]:
         """Runs a command on the calling thread; whatever goes wrong becomes the reply."""
         try:
-            reply = call.encode(call.run(self.env, call.decode(payload, self.defaults)))
+            reply = call.encode(call.run(self.env, call.decode(payload, self.terms)))
             if len(reply) > self.host.max_payload:
                 raise self.host.too_large(reply)
         except BaseException as error:  # noqa: BLE001 - SystemExit of an environment must not end its neighbours
             return failure(error)
         return 0, reply
 
-    def make(self, kwargs: dict[str, Any]) -> None:
+    def make(self, request: pb.CreateSessionRequest) -> None:
         """Makes the environment on the calling thread."""
-        self.env = make(self.environment_id, **kwargs)
+        kwargs: Any = values.decode(request.kwargs) if request.HasField("kwargs") else {}
+        if request.num_envs:
+            self.env = vector.make(request, kwargs, self.terms.wrappers)
+        else:
+            self.env = wrap(make(self.environment_id, **kwargs), self.terms.wrappers)
+
+    def leave(self, *, tell: bool = True) -> None:
+        """Ends the direct path, if the session is driven there.
+
+        Args:
+            tell: Whether the client is told to go on with the stream; not so where the session has ended.
+        """
+        if self.direct is not None:
+            if tell:
+                self.direct.detach(self)
+            else:
+                self.direct.end(self)
 
     # -- where it runs; each subclass has its own ----------------------------------------------------------------------
 
@@ -154,7 +168,7 @@ class Session(abc.ABC):
         """Starts a command; `finish` is called when it has ended."""
 
     @abc.abstractmethod
-    def start(self, kwargs: dict[str, Any], done: Done) -> None:
+    def start(self, request: pb.CreateSessionRequest, done: Done) -> None:
         """Makes the environment, then calls `done` on the event loop."""
 
     def cancel(self) -> None:  # noqa: B027 - most have no way to stop it
@@ -185,8 +199,8 @@ class InlineSession(Session):
         watchdog.deadline = 0.0
         self.finish(code, reply)
 
-    def start(self, kwargs: dict[str, Any], done: Done) -> None:
-        self._guarded("reset", self.hosting.reset_timeout, lambda: self.make(kwargs), done)
+    def start(self, request: pb.CreateSessionRequest, done: Done) -> None:
+        self._guarded("reset", self.hosting.reset_timeout, lambda: self.make(request), done)
 
     def close(self, done: Done) -> None:
         self._guarded("close", CLOSE_LIMIT, lambda: None if self.env is None else self.env.close(), done)
@@ -206,69 +220,6 @@ class InlineSession(Session):
             output.inline = ""
             watchdog.deadline = 0.0
         done(error)
-
-
-class ThreadSession(Session):
-    """On a thread of its own, from the making of the environment to its close."""
-
-    __slots__ = ("_done", "_queue")
-
-    def __init__(self, host: "Host", lane: int, request: pb.CreateSessionRequest, hosting: Hosting) -> None:
-        super().__init__(host, lane, request, hosting)
-        # Commands to execute, calls to make, and None at the end.
-        self._queue: queue.SimpleQueue[tuple[Call, bytes] | Callable[[], None] | None] = queue.SimpleQueue()
-        self._done: Done | None = None
-
-    def run(self, call: Call, payload: bytes, time_left_ms: int) -> None:
-        self.set_limit(call, time_left_ms)
-        self.host.watch(self)
-        self._queue.put((call, payload))
-
-    def start(self, kwargs: dict[str, Any], done: Done) -> None:
-        # A daemon, since one that is stuck in the environment's code must not keep the worker from ending.
-        threading.Thread(target=self._work, name=f"session-{self.lane}", daemon=True).start()
-        self._call("reset", self.hosting.reset_timeout, lambda: self.make(kwargs), done)
-
-    def close(self, done: Done) -> None:
-        self._call("close", CLOSE_LIMIT, lambda: None if self.env is None else self.env.close(), done)
-        self._queue.put(None)
-
-    def expire(self) -> None:
-        super().expire()
-        if self._done is not None:
-            self._done(errors.SessionLost(self.overrun(), limit=self.limit))
-
-    def _call(self, limit: str, seconds: float | None, call: Callable[[], None], done: Done) -> None:
-        self.limit = limit
-        self.deadline = time.monotonic() + seconds if seconds else 0.0
-        self._done = done
-        self.host.watch(self)
-        self._queue.put(call)
-
-    def _work(self) -> None:
-        current_session.set(self)
-        post, take = self.host.post, self._queue.get
-        while (item := take()) is not None:
-            if not isinstance(item, tuple):
-                error: BaseException | None = None
-                try:
-                    item()
-                except BaseException as raised:  # noqa: BLE001 - SystemExit too
-                    error = raised
-                post(self._called, error)
-            else:
-                post(self._finished, self.execute(*item))  # pyright: ignore[reportArgumentType] - a tuple is no callable
-
-    def _finished(self, result: tuple[int, bytes]) -> None:
-        if self.host.unwatch(self):
-            self.finish(*result)
-            if self._done is not None:
-                self.host.watch(self)  # the close that waits behind the command has a limit too
-
-    def _called(self, error: BaseException | None) -> None:
-        if self.host.unwatch(self) and self._done is not None:
-            done, self._done = self._done, None
-            done(error)
 
 
 class AsyncSession(Session):
@@ -291,7 +242,7 @@ class AsyncSession(Session):
     async def _run(self, call: Call, payload: bytes) -> None:
         current_session.set(self)
         try:
-            argument = call.decode(payload, self.defaults)
+            argument = call.decode(payload, self.terms)
             returned = await call.run_async(self.env, argument) if call.run_async else call.run(self.env, argument)
             code, reply = 0, call.encode(returned)
             if len(reply) > self.host.max_payload:
@@ -303,9 +254,9 @@ class AsyncSession(Session):
         if self.host.unwatch(self):
             self.finish(code, reply)
 
-    def start(self, kwargs: dict[str, Any], done: Done) -> None:
+    def start(self, request: pb.CreateSessionRequest, done: Done) -> None:
         async def make_async() -> None:
-            await asyncio.to_thread(self._make, kwargs)
+            await asyncio.to_thread(self._make, request)
             # Gymnasium's wrappers hide coroutines. What keeps the order of calls may go, what changes results may not.
             env: Any = self.env
             while isinstance(env, OrderEnforcing):
@@ -324,8 +275,8 @@ class AsyncSession(Session):
 
         self._call("reset", self.hosting.reset_timeout, make_async, done)
 
-    def _make(self, kwargs: dict[str, Any]) -> None:
-        self.make(kwargs)
+    def _make(self, request: pb.CreateSessionRequest) -> None:
+        self.make(request)
         if self._closing:
             # It took too long, nobody waits for it any more, and the close found nothing to close.
             self.env.close()
@@ -378,6 +329,3 @@ class AsyncSession(Session):
 
         self.limit = limit
         self.host.keep(self.host.loop.create_task(run()))
-
-
-MODES: dict[str, type[Session]] = {"inline": InlineSession, "thread": ThreadSession, "async": AsyncSession}

@@ -1,0 +1,300 @@
+"""The sessions that a vector environment consists of: creating them, and one command to all of them at once."""
+
+import contextlib
+import queue
+import select
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from gymhost.client.connection import Connection
+from gymhost.client.pending import ThreadPending
+from gymhost.client.session import Made, SessionOptions, release
+from gymhost.client.thread_link import ThreadLane
+from gymhost.v1 import environments_pb2 as pb
+from gymhost.wire import errors
+
+__all__ = ["Shard", "Shards"]
+
+
+class Shard:
+    """One session of a vector environment.
+
+    Attributes:
+        index: Its place among the shards.
+        first: The first of its copies, as the vector environment numbers them.
+        size: How many copies it has.
+        lane: What drives it.
+        pending: The command that it was sent and that nobody has taken the reply of yet.
+    """
+
+    __slots__ = ("first", "index", "lane", "pending", "size")
+
+    def __init__(self, index: int, first: int, size: int, lane: ThreadLane) -> None:
+        self.index = index
+        self.first = first
+        self.size = size
+        self.lane = lane
+        self.pending: ThreadPending | None = None
+
+
+class Shards:
+    """The shards of one vector environment. For one thread at a time.
+
+    Args:
+        connection: The connection to the server.
+        options: What to make.
+        vector: How: autoreset mode and the like; the number of copies is filled in for each shard.
+        sizes: How many copies each shard gets.
+        create_timeout: Seconds to wait for places on a full server; None for the server's default.
+
+    Raises:
+        Error: One could not be made; the others are closed then.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        options: SessionOptions,
+        vector: dict[str, Any],
+        sizes: Sequence[int],
+        *,
+        create_timeout: float | None = None,
+    ) -> None:
+        self._connection = connection
+        # What has finished, and whoever waits for the first has not taken.
+        self._finished: list[tuple[Shard, int, bytes]] = []
+        # Shards that have their replies on the stream; and what rings then where sockets are watched.
+        self._told: queue.SimpleQueue[Shard] = queue.SimpleQueue()
+        self._bell = socket.socketpair()
+        for end in self._bell:
+            end.setblocking(False)
+        self.all: list[Shard] = []
+        creates: list[ThreadPending] = []
+        failed: BaseException | None = None
+        try:
+            for size in sizes:
+                request = options.request()
+                request.MergeFrom(pb.CreateSessionRequest(num_envs=size, **vector))
+                creates.append(connection.begin_call(pb.COMMAND_KIND_CREATE, request, timeout=create_timeout))
+            first = 0
+            for create, size in zip(creates, sizes, strict=True):
+                try:
+                    response = pb.CreateSessionResponse.FromString(create.wait())
+                    lane = ThreadLane(connection, connection.lane(response.lanes[0]))
+                    if not self.all:
+                        self.response = response
+                        self.made = Made(response)
+                    self.all.append(Shard(len(self.all), first, size, lane))
+                except errors.Error as error:
+                    failed = failed or error
+                first += size
+            if failed is not None:
+                raise failed
+        except BaseException:
+            for create in creates:
+                connection.abandon(create)
+            for end in self._bell:
+                end.close()
+            raise
+        self.sizes = tuple(sizes)
+        self._by_first = {shard.first: shard for shard in self.all}
+
+    # -- one command to several shards ---------------------------------------------------------------------------------
+
+    def begin(self, kind: int, payloads: Sequence[bytes], shards: Sequence[Shard] | None = None) -> None:
+        """Sends a command to each shard.
+
+        Args:
+            kind: The kind of command.
+            payloads: The payload for each.
+            shards: The shards; all by default.
+
+        Raises:
+            Error: One could not be sent; those that were are waited for.
+        """
+        for shard, payload in zip(self.all if shards is None else shards, payloads, strict=True):
+            try:
+                shard.pending = shard.lane.begin(kind, payload)
+            except BaseException:
+                self.drain()
+                raise
+
+    def finish(self) -> list[bytes]:
+        """Waits for the replies of all shards.
+
+        Raises:
+            Error: A command failed; the others' replies have been waited for.
+        """
+        failed: errors.Error | None = None
+        replies: list[bytes] = []
+        try:
+            for shard in self.all:
+                pending = shard.pending
+                if pending is None:
+                    continue
+                try:
+                    replies.append(shard.lane.finish(pending))
+                except errors.Error as error:
+                    failed = failed or error
+                shard.pending = None
+        except BaseException:
+            self.cancel()
+            raise
+        if failed is not None:
+            raise failed
+        return replies
+
+    def command(self, kind: int, payloads: Sequence[bytes]) -> list[bytes]:
+        """Sends a command to each shard and waits for their replies.
+
+        Raises:
+            Error: It failed.
+        """
+        self.begin(kind, payloads)
+        return self.finish()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a shard has a command whose reply was not taken yet."""
+        return any([shard.pending is not None for shard in self.all])
+
+    def drain(self) -> None:
+        """Waits for the replies that are under way, and drops them."""
+        with contextlib.suppress(errors.Error):
+            self.finish()
+
+    def cancel(self) -> None:
+        """Asks for the end of what is under way; nobody waits for it any more."""
+        for shard in self.all:
+            pending, shard.pending = shard.pending, None
+            if pending is not None:
+                shard.lane.cancel(pending)
+
+    # -- the first to finish -------------------------------------------------------------------------------------------
+
+    @property
+    def under_way(self) -> int:
+        """How many copies have something to do, or have finished it and were not taken yet."""
+        waiting = sum([shard.size for shard in self.all if shard.pending is not None])
+        return waiting + sum([shard.size for shard, _, _ in self._finished])
+
+    def of(self, copy: int) -> Shard | None:
+        """The shard whose first copy this is."""
+        return self._by_first.get(copy)
+
+    def first_finished(self, count: int) -> list[tuple[Shard, int, bytes]]:
+        """Waits for the replies of the first shards to finish.
+
+        Args:
+            count: How many copies they have to have together.
+
+        Returns:
+            The shards, the kinds of their commands, and their replies, in the order in which they finished.
+
+        Raises:
+            Error: A command failed. What finished before it is there for the next call.
+        """
+        sockets = self._watch()
+        finished = self._finished
+        while sum([shard.size for shard, _, _ in finished]) < count:
+            for shard in self._next_ready(sockets):
+                pending, link = shard.pending, shard.lane.link
+                if pending is None or (link is None and not pending.done):
+                    continue  # told twice
+                if link is not None and not link.receive(pending):
+                    # The socket is gone: the command goes on, on the stream, and is waited for there.
+                    shard.lane.to_stream(pending)
+                    self._listen(shard, pending)
+                    continue
+                shard.pending = None
+                finished.append((shard, pending.kind, pending.result()))
+        have = 0
+        for position, (shard, _, _) in enumerate(finished):
+            have += shard.size
+            if have >= count:
+                self._finished = finished[position + 1 :]
+                return finished[: position + 1]
+        return finished
+
+    def _watch(self) -> dict[int, Shard]:
+        """The shards whose replies come on sockets of their own; has the others tell."""
+        sockets: dict[int, Shard] = {}
+        for shard in self.all:
+            pending = shard.pending
+            if pending is not None:
+                link = shard.lane.link
+                if link is not None:
+                    sockets[link.fileno] = shard
+                elif pending.told is None:
+                    self._listen(shard, pending)
+        return sockets
+
+    def _next_ready(self, sockets: dict[int, Shard]) -> list[Shard]:
+        """Waits until there are shards that may have a reply; takes those from the sockets that are watched."""
+        ready: list[Shard] = []
+        if not sockets:
+            ready.append(self._told.get())
+        while not self._told.empty():
+            ready.append(self._told.get())
+        if not ready:
+            bell = self._bell[0].fileno()
+            watched = select.poll()
+            for fileno in (bell, *sockets):
+                watched.register(fileno, select.POLLIN)
+            for fileno, _ in watched.poll():
+                if fileno == bell:
+                    self._bell[0].recv(4096)
+                else:
+                    ready.append(sockets.pop(fileno))
+        return ready
+
+    def _listen(self, shard: Shard, pending: ThreadPending) -> None:
+        """Has a command on the stream tell when its reply is there."""
+
+        def tell() -> None:
+            self._told.put(shard)
+            with contextlib.suppress(BlockingIOError):
+                self._bell[1].send(b".")
+
+        pending.told = tell
+        if pending.done:
+            tell()
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Closes all sessions, and waits until that is done.
+
+        Raises:
+            EnvironmentFault: The close of an environment raised. All are closed all the same.
+        """
+        connection = self._connection
+        closes: list[ThreadPending] = []
+        try:
+            with contextlib.suppress(errors.ServerUnavailable):
+                for shard in self.all:
+                    lane = shard.lane.lane
+                    if lane.ended is None:
+                        lane.ended = errors.SessionClosed("the environment was closed")
+                        closes.append(connection.begin_call(pb.COMMAND_KIND_CLOSE, None, lane=lane.number))
+            failed: errors.Error | None = None
+            for close in closes:
+                try:
+                    close.wait()
+                except errors.ServerUnavailable:
+                    pass
+                except errors.Error as error:
+                    failed = failed or error
+            if failed is not None:
+                raise failed
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Lets go of the sessions without waiting: those that are not closed are closed by and by."""
+        for shard in self.all:
+            release(shard.lane.lane)
+            shard.lane.close()
+        for end in self._bell:
+            end.close()

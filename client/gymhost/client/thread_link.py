@@ -1,0 +1,197 @@
+"""The way past gRPC for threads: a socket for one session alone, at which the thread itself waits for the reply.
+
+No event loop has a part in such a step, on either side: the socket is served by the thread that runs the environment.
+"""
+
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+from google.protobuf.message import DecodeError as ProtobufDecodeError
+
+from gymhost.client.pending import Pending, ThreadPending
+from gymhost.v1 import environments_pb2 as pb
+from gymhost.wire import errors
+from gymhost.wire.frames import SocketFrames
+from gymhost.wire.limits import ENVELOPE
+
+if TYPE_CHECKING:
+    from gymhost.client.connection import Connection
+    from gymhost.client.pending import Lane
+
+# Seconds for a worker to take the socket.
+ATTACH_LIMIT = 10.0
+
+
+class ThreadLink:
+    """A socket to the worker of one session.
+
+    Args:
+        connection: The connection that holds the session.
+        lane: The session's lane.
+
+    Raises:
+        OSError: There is no such way.
+    """
+
+    def __init__(self, connection: "Connection", lane: "Lane") -> None:
+        self._lane = lane.number
+        self._links = connection.links
+        end = socket.socket(socket.AF_UNIX)
+        self._frames = SocketFrames(end, connection.welcome.max_payload_bytes + ENVELOPE)
+        try:
+            end.settimeout(ATTACH_LIMIT)
+            end.connect(f"{connection.folder}/{lane.number >> 32}")
+            attach = pb.Attach(session_id=lane.token, exclusive=True).SerializeToString()
+            self._write(0, 1, pb.COMMAND_KIND_ATTACH, 0, attach)
+            reply = self._read()
+            if reply is None or reply.code:
+                raise OSError("the worker does not know the session")
+            end.settimeout(None)
+        except BaseException:
+            end.close()
+            raise
+        self._links.add(self)
+
+    @property
+    def fileno(self) -> int:
+        """The socket's descriptor, to wait for several."""
+        return self._frames.end.fileno()
+
+    def send(self, pending: Pending) -> bool:
+        """Sends a command; False where the socket is gone."""
+        try:
+            self._write(pending.number, pending.sequence, pending.kind, pending.time_left_ms, pending.payload)
+        except OSError:
+            return False
+        return True
+
+    def receive(self, pending: Pending) -> bool:
+        """Waits for the reply to a command that was sent; False where the socket is gone."""
+        try:
+            while (reply := self._read()) is not None:
+                if reply.lane == self._lane and reply.sequence == pending.sequence:
+                    pending.resolve(reply.code, reply.payload)
+                    return True
+        except (OSError, errors.TooLarge, ProtobufDecodeError):
+            pass
+        return False
+
+    def dispose(self) -> None:
+        """Ends the socket, from any thread; whoever waits at it goes on with the stream."""
+        try:
+            self._frames.end.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it has ended already
+
+    def close(self) -> None:
+        """Closes the socket. By the thread that uses it."""
+        self._links.discard(self)
+        self._frames.end.close()
+
+    def _write(self, lane: int, sequence: int, kind: int, time_left_ms: int, payload: bytes) -> None:
+        request = pb.InteractRequest()
+        request.commands.add(
+            lane=lane,
+            sequence=sequence,
+            kind=kind,  # pyright: ignore[reportArgumentType]
+            time_left_ms=time_left_ms,
+            payload=payload,
+        )
+        self._frames.write(request.SerializeToString())
+
+    def _read(self) -> pb.Reply | None:
+        message = self._frames.read()
+        return None if message is None else pb.InteractResponse.FromString(message).replies[0]
+
+
+class ThreadLane:
+    """Drives one session from threads: over a socket of its own where there can be one, else on the stream.
+
+    Args:
+        connection: The connection.
+        lane: The session's lane.
+    """
+
+    def __init__(self, connection: "Connection", lane: "Lane") -> None:
+        self.lane = lane
+        self.link: ThreadLink | None = None
+        self._connection = connection
+        # Whether a socket is worth another try.
+        self._may_link = bool(lane.token)
+        self._turn = threading.Lock()
+
+    def command(self, kind: int, payload: bytes) -> bytes:
+        """Makes a command and waits for its reply. Calls from several threads take turns.
+
+        Raises:
+            Error: It failed.
+        """
+        with self._turn:
+            pending = self.begin(kind, payload)
+            try:
+                return self.finish(pending)
+            except KeyboardInterrupt:
+                self.cancel(pending)
+                raise
+
+    def begin(self, kind: int, payload: bytes) -> ThreadPending:
+        """Sends a command, once the one before it has its reply.
+
+        Raises:
+            Error: The session has ended, or the payload is too large.
+        """
+        lane, connection = self.lane, self._connection
+        if len(payload) > connection.max_payload:
+            raise connection.too_large(payload)
+        if lane.pending is not None:
+            lane.until_free().result()
+        pending = ThreadPending(lane, lane.number, kind, payload)
+        lane.begin(pending)
+        link = self.link
+        if link is None and self._may_link and connection.folder is not None:
+            link = self._open()
+        if link is None or not link.send(pending):
+            self.to_stream(pending)
+        return pending
+
+    def finish(self, pending: ThreadPending) -> bytes:
+        """Waits for the reply to a command.
+
+        Raises:
+            Error: The command failed.
+        """
+        link = self.link
+        if link is not None:
+            if link.receive(pending):
+                return pending.result()
+            self.to_stream(pending)
+        return pending.wait()
+
+    def cancel(self, pending: ThreadPending) -> None:
+        """Asks for the end of a command that nobody waits for any more; its reply frees the lane."""
+        if self.link is not None:
+            self.to_stream(pending)
+        self._connection.forget(pb.COMMAND_KIND_CANCEL, self.lane.number)
+
+    def close(self) -> None:
+        """Closes the socket."""
+        link, self.link = self.link, None
+        if link is not None:
+            link.close()
+
+    def _open(self) -> ThreadLink | None:
+        try:
+            self.link = ThreadLink(self._connection, self.lane)
+        except (OSError, errors.Error, ProtobufDecodeError):
+            self._may_link = False
+        return self.link
+
+    def to_stream(self, pending: ThreadPending) -> None:
+        """Has a command go on the stream, whether it was sent elsewhere before or not: it never runs twice."""
+        self.close()
+        ended = self.lane.ended or self._connection.dead
+        if ended is not None:
+            pending.fail(ended)
+        else:
+            self._connection.submit(pending)

@@ -1,0 +1,119 @@
+"""Wrappers that a server puts around environments at a client's wish: which are allowed, and how they are applied."""
+
+import difflib
+import functools
+import importlib
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, cast
+
+import gymnasium
+
+from gymhost.wire.errors import InvalidArgument, PermissionDenied
+
+# The wrappers of Gymnasium that take no functions, open no files and no windows, and return what can travel. Some are
+# not in every version.
+SAFE = (
+    "AddRenderObservation",
+    "AddWhiteNoise",
+    "AtariPreprocessing",
+    "Autoreset",
+    "ClipAction",
+    "ClipReward",
+    "DelayObservation",
+    "DiscretizeAction",
+    "DiscretizeObservation",
+    "DtypeObservation",
+    "FilterObservation",
+    "FlattenObservation",
+    "FrameStackObservation",
+    "GrayscaleObservation",
+    "MaxAndSkipObservation",
+    "NormalizeObservation",
+    "NormalizeReward",
+    "ObstructView",
+    "OrderEnforcing",
+    "PassiveEnvChecker",
+    "RecordEpisodeStatistics",
+    "RenderCollection",
+    "RepeatAction",
+    "RescaleAction",
+    "RescaleObservation",
+    "ReshapeObservation",
+    "ResizeObservation",
+    "StickyAction",
+    "TimeAwareObservation",
+    "TimeLimit",
+)
+
+# A wrapper to apply, and its keyword arguments.
+Wrapping = tuple[Callable[..., gymnasium.Env[Any, Any]], dict[str, Any]]
+
+
+def resolve(wanted: Iterable[tuple[str, dict[str, Any]]], allowed: Collection[str] = ()) -> list[Wrapping]:
+    """Finds wrappers by their names.
+
+    Args:
+        wanted: Names, each the name of a class of `gymnasium.wrappers` or `module:Class`, and keyword arguments.
+        allowed: What is allowed beyond the safe ones, as `module:Class`; `*` stands for all that there are.
+
+    Raises:
+        PermissionDenied: One is not allowed, or there is no such one.
+        InvalidArgument: One can't be imported, or its keyword arguments are none.
+    """
+    found: list[Wrapping] = []
+    for name, kwargs in wanted:
+        if not isinstance(cast(object, kwargs), dict):
+            raise InvalidArgument(f"the keyword arguments of the wrapper {name} must be a dict, not {kwargs!r}")
+        if name in SAFE and hasattr(gymnasium.wrappers, name):
+            found.append((getattr(gymnasium.wrappers, name), kwargs))
+        elif ":" in name and (name in allowed or "*" in allowed):
+            try:
+                found.append((load(name), kwargs))
+            except ImportError as error:
+                raise InvalidArgument(str(error)) from error
+        else:
+            raise PermissionDenied(_refusal(name, allowed))
+    return found
+
+
+def wrap(env: gymnasium.Env[Any, Any], wrappings: Sequence[Wrapping]) -> gymnasium.Env[Any, Any]:
+    """Puts wrappers around an environment, the innermost first; one that raises has the environment closed."""
+    try:
+        for wrapper, kwargs in wrappings:
+            env = wrapper(env, **kwargs)
+    except BaseException:
+        env.close()
+        raise
+    return env
+
+
+@functools.cache
+def load(name: str) -> Callable[..., gymnasium.Env[Any, Any]]:
+    """Imports a wrapper.
+
+    Args:
+        name: Where it is: `module:Class`.
+
+    Raises:
+        ImportError: There is no such one.
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        wrapper: Any = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+    except Exception as error:
+        raise ImportError(f"can't import the wrapper {name!r}: {type(error).__name__}: {error}") from error
+    if not callable(cast(object, wrapper)):
+        raise ImportError(f"the wrapper {name!r} is no class, but {wrapper!r}")
+    return wrapper
+
+
+def _refusal(name: str, allowed: Collection[str]) -> str:
+    known = [each for each in SAFE if hasattr(gymnasium.wrappers, each)] + sorted(allowed)
+    close = difflib.get_close_matches(name, known, n=3)
+    hint = f"; did you mean {' or '.join(close)}?" if close else "."
+    where = name if ":" in name else "MODULE:CLASS"
+    return (
+        f"the wrapper {name!r} is none of those that this server allows{hint} It allows the wrappers of Gymnasium that "
+        f"take no functions and open no files or windows; gymhost serve --wrapper {where} adds one. Any wrapper can be "
+        "put around the environment on the client."
+    )

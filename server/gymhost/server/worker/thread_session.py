@@ -1,0 +1,203 @@
+"""Sessions whose code runs on a thread of their own; the thread may serve a client on the same host all by itself."""
+
+import contextlib
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from google.protobuf.message import DecodeError as ProtobufDecodeError
+
+from gymhost.envs.registration import Hosting
+from gymhost.server.worker.calls import Call
+from gymhost.server.worker.failure import failure, unimplemented
+from gymhost.server.worker.output import current_session
+from gymhost.server.worker.session import CLOSE_LIMIT, Done, Session
+from gymhost.v1 import environments_pb2 as pb
+from gymhost.wire import errors
+from gymhost.wire.frames import SocketFrames
+from gymhost.wire.limits import ENVELOPE
+
+if TYPE_CHECKING:
+    from gymhost.server.worker.host import Host
+    from gymhost.server.worker.outlet import Outlet
+
+
+class ThreadSession(Session):
+    """On a thread of its own, from the making of the environment to its close.
+
+    A client on the same host may give it a socket for this session alone. Then the thread waits at the socket in place
+    of its queue, and nothing stands between the client and the environment. Whatever else comes for the session,
+    a command on the stream for one, ends that: the socket is shut, and the client goes on with the stream.
+    """
+
+    __slots__ = ("_done", "_end", "_lock", "_queue")
+
+    def __init__(self, host: "Host", lane: int, request: pb.CreateSessionRequest, hosting: Hosting) -> None:
+        super().__init__(host, lane, request, hosting)
+        # Commands to execute, calls to make, sockets to serve, and None at the end.
+        self._queue: queue.SimpleQueue[tuple[Call, bytes] | Callable[[], None] | socket.socket | None]
+        self._queue = queue.SimpleQueue()
+        self._done: Done | None = None
+        # The socket that is served, or is about to be; and what guards it and the numbering of the lane, which the
+        # session's thread and the event loop both have a hand in then.
+        self._end: socket.socket | None = None
+        self._lock = threading.RLock()
+
+    # -- on the event loop ---------------------------------------------------------------------------------------------
+
+    def submit(self, command: pb.Command, outlet: "Outlet") -> None:
+        with self._lock:
+            self._shut()
+            super().submit(command, outlet)
+
+    def finish(self, code: int, reply: bytes) -> None:
+        with self._lock:
+            super().finish(code, reply)
+
+    def run(self, call: Call, payload: bytes, time_left_ms: int) -> None:
+        self.set_limit(call, time_left_ms)
+        self.host.watch(self)
+        self._queue.put((call, payload))
+
+    def start(self, request: pb.CreateSessionRequest, done: Done) -> None:
+        # A daemon, since one that is stuck in the environment's code must not keep the worker from ending.
+        threading.Thread(target=self._work, name=f"session-{self.lane}", daemon=True).start()
+        self._call("reset", self.hosting.reset_timeout, lambda: self.make(request), done)
+
+    def close(self, done: Done) -> None:
+        self.leave(tell=False)
+        self._call("close", CLOSE_LIMIT, lambda: None if self.env is None else self.env.close(), done)
+        self._queue.put(None)
+
+    def expire(self) -> None:
+        if self.host.give_up(self, self.overrun()) and self._done is not None:
+            self._done(errors.SessionLost(self.overrun(), limit=self.limit))
+
+    def leave(self, *, tell: bool = True) -> None:
+        super().leave(tell=tell)
+        with self._lock:
+            self._shut()
+
+    def serve(self, end: socket.socket, number: int) -> None:
+        """Has the thread serve a socket that is for this session alone.
+
+        Args:
+            end: The socket; the session closes it.
+            number: The number of the ATTACH, which is answered here.
+        """
+        self.leave()
+        with self._lock:
+            attached = pb.Attached(last_sequences=[self.last])
+            self._end = end
+        with contextlib.suppress(OSError):  # the thread sees that it is gone
+            end.setblocking(True)
+            _send(SocketFrames(end, 0), 0, number, 0, attached.SerializeToString())
+        self._queue.put(end)
+
+    def _shut(self) -> None:
+        """Ends the service of the socket; its thread and its client both see it end. The lock is held."""
+        end, self._end = self._end, None
+        if end is not None:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def _call(self, limit: str, seconds: float | None, call: Callable[[], None], done: Done) -> None:
+        self.limit = limit
+        self.deadline = time.monotonic() + seconds if seconds else 0.0
+        self._done = done
+        self.host.watch(self)
+        self._queue.put(call)
+
+    def _finished(self, result: tuple[int, bytes]) -> None:
+        if self.host.unwatch(self):
+            self.finish(*result)
+            if self._done is not None:
+                self.host.watch(self)  # the close that waits behind the command has a limit too
+
+    def _called(self, error: BaseException | None) -> None:
+        if self.host.unwatch(self) and self._done is not None:
+            done, self._done = self._done, None
+            done(error)
+
+    # -- on the session's own thread -----------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        current_session.set(self)
+        post, take = self.host.post, self._queue.get
+        while (item := take()) is not None:
+            if isinstance(item, socket.socket):
+                self._serve(item)
+            elif not isinstance(item, tuple):
+                error: BaseException | None = None
+                try:
+                    item()
+                except BaseException as raised:  # noqa: BLE001 - SystemExit too
+                    error = raised
+                post(self._called, error)
+            else:
+                call, payload = cast("tuple[Call, bytes]", item)
+                post(self._finished, self.execute(call, payload))
+
+    def _serve(self, end: socket.socket) -> None:
+        frames = SocketFrames(end, self.host.max_payload + ENVELOPE)
+        try:
+            while (message := frames.read()) is not None:
+                for command in pb.InteractRequest.FromString(message).commands:
+                    if not self._answer(command, frames):
+                        return
+        except (OSError, errors.TooLarge, ProtobufDecodeError):
+            pass  # the client goes on with the stream
+        finally:
+            with self._lock:
+                if self._end is end:
+                    self._end = None
+            end.close()
+
+    def _answer(self, command: pb.Command, frames: SocketFrames) -> bool:
+        """Runs a command of the socket and answers it; False when the socket is to be served no longer."""
+        lane, sequence = self.lane, command.sequence
+        with self._lock:
+            if self._end is not frames.end or self.busy or command.lane != lane:
+                return False
+            if sequence != self.last + 1:
+                # Repeated, or out of sequence: the stream is where such things are answered.
+                return False
+            self.last = sequence
+            self.busy = True
+            self.outlet = None
+        call = self.calls.get(command.kind)
+        if call is None:
+            code, reply = failure(unimplemented(command.kind))
+        else:
+            self.set_limit(call, command.time_left_ms)
+            self.host.watch(self)
+            code, reply = self.execute(call, command.payload)
+            if not self.host.unwatch(self):
+                return False
+        with self._lock:
+            self.code = code
+            self.reply = reply
+            self.busy = False
+            if self.idle_limit:
+                self.touched = time.monotonic()
+            here = self._end is frames.end
+            if not here and self.outlet is not None:
+                # Its client has asked on the stream meanwhile.
+                self.host.post(self._answer_on_stream, None)
+        if here:
+            _send(frames, lane, sequence, code, reply)
+        return here
+
+    def _answer_on_stream(self, _: None) -> None:
+        with self._lock:
+            if self.outlet is not None and not self.busy:
+                self.outlet.send(self.lane, self.last, self.code, self.reply)
+
+
+def _send(frames: SocketFrames, lane: int, sequence: int, code: int, payload: bytes) -> None:
+    response = pb.InteractResponse()
+    response.replies.add(lane=lane, sequence=sequence, code=code, payload=payload)  # pyright: ignore[reportArgumentType]
+    frames.write(response.SerializeToString())

@@ -1,0 +1,107 @@
+"""How commands become calls of a vector session, and what comes back becomes replies."""
+
+from typing import Any
+
+import numpy as np
+
+from gymhost.server.worker import attributes
+from gymhost.server.worker.calls import Asked, Call, asked, fill, nothing, options_of, render_result
+from gymhost.server.worker.terms import Terms
+from gymhost.server.worker.vector import Infos, VectorSessionEnv
+from gymhost.server.worker.vector_infos import Added
+from gymhost.v1 import environments_pb2 as pb
+from gymhost.wire import errors, tensors, values
+from gymhost.wire.attributes import pack, unpack
+
+
+def _reset_arguments(payload: bytes, terms: Terms) -> tuple[Any, Any, dict[str, Any] | None]:
+    command = pb.ResetCommand.FromString(payload)
+    seeds: Any = values.decode(command.seeds) if command.HasField("seeds") else None
+    mask = np.frombuffer(command.mask, np.bool_) if command.mask else None
+    return seeds, mask, options_of(command, terms)
+
+
+def _reset(env: Any, given: tuple[Any, Any, dict[str, Any] | None]) -> Any:
+    return env.reset(*given)
+
+
+def _reset_result(returned: tuple[Any, Infos]) -> bytes:
+    observations, infos = returned
+    result = pb.ResetResult()
+    fill(observations, result.observation, "observation")
+    _fill_infos(infos, result)
+    return result.SerializeToString()
+
+
+def _actions(payload: bytes, terms: Terms) -> Any:
+    return values.decode(pb.StepCommand.FromString(payload).action)
+
+
+def _step(env: Any, actions: Any) -> Any:
+    return env.step(actions)
+
+
+def _step_result(returned: tuple[Any, Any, Any, Any, Infos]) -> bytes:
+    observations, rewards, terminations, truncations, infos = returned
+    result = pb.StepResult()
+    fill(observations, result.observation, "observation")
+    tensors.encode_array(np.asarray(rewards), result.rewards)
+    tensors.encode_array(np.asarray(terminations), result.terminations)
+    tensors.encode_array(np.asarray(truncations), result.truncations)
+    _fill_infos(infos, result)
+    return result.SerializeToString()
+
+
+def _fill_infos(infos: Infos, result: pb.ResetResult | pb.StepResult) -> None:
+    if isinstance(infos, Added):
+        if not infos.infos:
+            return
+        combined = infos.combined()
+        if combined is None:
+            fill(infos.by_copy(), result.infos, "info")
+            return
+        infos = combined
+    if infos:
+        fill(infos, result.info, "info")
+
+
+def _no_tools(payload: bytes, terms: Terms) -> Any:
+    raise errors.Unimplemented("the copies of a vector session are stepped together: no tool can be called on its own")
+
+
+def _render(env: Any, _: None) -> Any:
+    return env.render()
+
+
+def _write(env: VectorSessionEnv, given: Asked) -> Any:
+    each = given.value
+    if type(each) is not list or len(each) != len(env):  # pyright: ignore[reportUnknownArgumentType]
+        raise errors.InvalidArgument(f"an attribute of a vector session is set by a list of {len(env)} values")
+    env.each(lambda env, index: attributes.write(env, given.name, unpack(each[index])))
+    return given.name, ()
+
+
+def _call(env: VectorSessionEnv, given: Asked) -> Any:
+    return given.name, env.each(lambda env, _: _call_one(env, given))
+
+
+def _call_one(env: Any, given: Asked) -> Any:
+    returned = attributes.call(env, given.name, given.arguments, given.keyword_arguments)
+    return attributes.refuse_coroutine(given.name, returned)
+
+
+def _attribute_result(returned: tuple[str, tuple[Any, ...]]) -> bytes:
+    name, each = returned
+    result = pb.AttributeResult()
+    fill(tuple([pack(value) for value in each]), result.value, name)
+    return result.SerializeToString()
+
+
+VECTOR_CALLS: dict[int, Call] = {
+    pb.COMMAND_KIND_RESET: Call("reset", _reset_arguments, _reset, None, _reset_result),
+    pb.COMMAND_KIND_STEP: Call("step", _actions, _step, None, _step_result),
+    pb.COMMAND_KIND_CALL_TOOL: Call("step", _no_tools, _step, None, _step_result),
+    pb.COMMAND_KIND_RENDER: Call("step", nothing, _render, None, render_result),
+    pb.COMMAND_KIND_SET_ATTR: Call("step", asked, _write, None, _attribute_result),
+    pb.COMMAND_KIND_CALL: Call("step", asked, _call, None, _attribute_result),
+}

@@ -1,0 +1,109 @@
+"""Runs cells: all servers up throughout, all cells in turn in each round, so that ratios hold on a noisy machine."""
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tests.benchmarks.contenders import Cell, Contender
+from tests.benchmarks.driver import WARM_UP
+from tests.benchmarks.peers import install, python
+from tests.benchmarks.processes import Failed, Process, Usage, tree
+from tests.benchmarks.servers import Server
+
+# Seconds for a client beyond its window: it starts, opens its sessions and closes them.
+_CLIENT_LIMIT = 90.0
+# The same on a quiet machine, for the estimate.
+_CLIENT_USUAL = 2.0
+_SERVERS_USUAL = 20.0
+
+Note = Callable[[dict[str, Any]], None]
+
+
+def estimate(cells: Sequence[Cell], rounds: int, seconds: float) -> float:
+    """How long a run takes, in seconds."""
+    return _SERVERS_USUAL + rounds * len(cells) * (WARM_UP + seconds + _CLIENT_USUAL)
+
+
+def installed(workload: str, cells: Sequence[Cell], note: Note) -> list[Cell]:
+    """Installs the peers that take part; who could not be installed is noted and left out."""
+    problems: dict[str, str] = {}
+    for peer in {cell.contender.peer for cell in cells if cell.contender.peer is not None}:
+        try:
+            install(peer)
+        except Failed as error:
+            problems[peer] = str(error)
+    for contender in dict.fromkeys(cell.contender for cell in cells):
+        if contender.peer in problems:
+            note(_missing(workload, contender, problems[contender.peer]))
+    return [cell for cell in cells if cell.contender.peer not in problems]
+
+
+def run(workload: str, cells: Sequence[Cell], rounds: int, seconds: float, note: Note) -> None:
+    """Runs all cells.
+
+    Args:
+        workload: The kind of its results.
+        cells: What is run, in this order.
+        rounds: How often each cell is run.
+        seconds: The window of a cell.
+        note: Gets each result.
+    """
+    with contextlib.ExitStack() as stack:
+        wanted = {c.contender.server: c.contender.peer for c in cells if c.contender.server is not None}
+        started = {name: stack.enter_context(Server(name, peer)) for name, peer in wanted.items()}
+        servers: dict[str | None, Server | None] = {None: None, **started}
+        problems: dict[Contender, str | None] = {}
+        for contender in dict.fromkeys(cell.contender for cell in cells):
+            problems[contender] = problem = _try(contender, servers[contender.server])
+            if problem is not None:
+                note(_missing(workload, contender, problem))
+        cells = [cell for cell in cells if problems[cell.contender] is None]
+        for number in range(rounds):
+            for cell in cells:
+                result = _run(cell, servers[cell.contender.server], seconds)
+                of = {"kind": workload, "round": number, "contender": cell.contender.name, "size": cell.size}
+                note(of | result)
+            print(f"{workload}: round {number + 1} of {rounds} is done", file=sys.stderr)
+
+
+def _missing(workload: str, contender: Contender, why: str) -> dict[str, Any]:
+    return {"kind": "missing", "workload": workload, "contender": contender.name, "why": why}
+
+
+def _try(contender: Contender, server: Server | None) -> str | None:
+    """Why a contender does not work: what can't start, or only now and then, is told, not measured.
+
+    Some servers listen before they answer, so it has a while to come up. This is also the first use, which is slow.
+    """
+    deadline = time.monotonic() + _CLIENT_LIMIT
+    while True:
+        try:
+            if server is not None:
+                server.wait_ready()
+            result = _run(Cell(contender, 1), server, 0.1)
+        except Failed as error:
+            result = {"error": str(error)}
+        problem: str | None = result.get("error")
+        if problem is None or server is None or not server.running or time.monotonic() > deadline:
+            return problem
+        time.sleep(0.5)
+
+
+def _run(cell: Cell, server: Server | None, seconds: float) -> dict[str, Any]:
+    """Runs a client once."""
+    contender, address = cell.contender, "-" if server is None else server.address
+    command = [python(contender.peer), "-m", *contender.client, address, str(cell.size), str(seconds)]
+    with Process(command, limit=_CLIENT_LIMIT + seconds) as client:
+        try:
+            client.expect("begin")
+            pids = tree(client.pid), [] if server is None else tree(server.pid)
+            before = Usage(*pids)
+            client.expect("end")
+            after = Usage(*pids)
+            result = client.json()
+            client.wait()
+        except (Failed, ValueError) as error:
+            return {"error": str(error)}
+    return result | after.since(before, result["steps_per_second"])

@@ -1,0 +1,51 @@
+"""The servers that contenders play on."""
+
+import socket
+import time
+
+from tests.benchmarks.peers import python
+from tests.benchmarks.processes import Failed, Process
+
+_START_LIMIT = 120.0
+
+_UVICORN = ("uvicorn", "tests.benchmarks.openenv_echo:app", "--log-level", "warning")
+
+# What follows `python -m` to run each server.
+_SERVERS: dict[str, tuple[str, ...]] = {
+    "gymhost": ("gymhost.cli", "serve", "tests.benchmarks.gymhost_environments", "--address", "ADDRESS"),
+    "openenv": (*_UVICORN, "--loop", "asyncio", "--port", "PORT"),
+    "openenv-best": (*_UVICORN, "--loop", "uvloop", "--workers", "2", "--port", "PORT"),
+    "raw": ("tests.benchmarks.raw_tcp", "serve", "ADDRESS"),
+    "stream": ("tests.benchmarks.grpc_stream", "serve", "ADDRESS"),
+}
+
+
+class Server(Process):
+    """A server that was started on a free port of loopback."""
+
+    def __init__(self, name: str, peer: str | None = None) -> None:
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            port = found.getsockname()[1]
+        self.name = name
+        self.address = f"127.0.0.1:{port}"
+        words = {"ADDRESS": self.address, "PORT": str(port)}
+        super().__init__([python(peer), "-m", *(words.get(word, word) for word in _SERVERS[name])], talks=False)
+
+    def wait_ready(self) -> None:
+        """Waits until it takes connections.
+
+        Raises:
+            Failed: It ended, or took too long.
+        """
+        host, _, port = self.address.rpartition(":")
+        deadline = time.monotonic() + _START_LIMIT
+        while self.running and time.monotonic() < deadline:
+            try:
+                socket.create_connection((host, int(port)), 1.0).close()
+                return
+            except OSError:
+                time.sleep(0.05)
+        if self.running:
+            raise Failed(f"the server {self.name} did not listen after {_START_LIMIT:g} s")
+        raise Failed(f"the server {self.name} ended: {self.why()}")
