@@ -3,9 +3,9 @@
 `python cleanrl_ppo.py --server HOST:PORT` has the environments on a server, `python cleanrl_ppo.py` on one of its own.
 It ends when the mean return of the last 100 episodes is above --target, and then plays 100 more with the best actions.
 
-Gymnasium's vector environments reset a copy in the step after the one that ended its episode, unless told otherwise. That
-step takes no action and gives no reward, so nothing is to be learned from it: `played` leaves it out. The observation that
-it starts from is the last one of the episode before, by which an episode that a time limit cut short has to be valued.
+Unless told otherwise, Gymnasium's vector environments reset a copy in the step after the one that ended its episode.
+That step takes no action and gives no reward, so there is nothing to learn from it, and `played` leaves it out. It
+starts from the last observation of the episode before, by which an episode is valued that a time limit cut short.
 """
 
 import argparse
@@ -169,7 +169,7 @@ def train(envs: VectorEnv[Any, Any, Any], args: Args) -> Agent:
         update(agent, optimizer, rollout, last_value, args)
         mean = float(np.mean(player.returns)) if player.returns else 0.0
         solved = len(player.returns) == 100 and mean >= args.target
-        if number % 10 == 0 or solved:
+        if number % 5 == 0 or solved:
             steps = number * args.rollout_length * args.num_envs
             seconds = time.perf_counter() - began
             print(f"{steps:7} steps  {seconds:5.1f} s  mean return {mean:6.1f}", flush=True)

@@ -28,9 +28,15 @@ class Server(Process):
             found.bind(("127.0.0.1", 0))
             port = found.getsockname()[1]
         self.name = name
+        self._started = time.monotonic()
         self.address = f"127.0.0.1:{port}"
         words = {"ADDRESS": self.address, "PORT": str(port)}
         super().__init__([python(peer), "-m", *(words.get(word, word) for word in _SERVERS[name])], talks=False)
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was started."""
+        return time.monotonic() - self._started
 
     def wait_ready(self) -> None:
         """Waits until it takes connections.

@@ -119,7 +119,8 @@ def test_modules_are_found_in_the_current_folder_first_then_in_app_dirs(tmp_path
 OPTIONS = """
 some_module other_module --address 127.0.0.1:7000 --workers 3 --app-dir there --token-file tokens --insecure
 --capacity 10 --queue-timeout 1.5 --lease 50 --heartbeat 7 --max-payload 2MiB --grace 4 --worker-liveness 9
---log-level debug
+--log-level debug --attributes CartPole-*=gravity,length --attributes test/Knobs-v0=* --attributes CartPole-*=dt
+--wrapper some_module:Noise --wrapper other_module:Rest
 """
 FILE = """
 modules = ["some_module", "other_module"]
@@ -135,6 +136,11 @@ max_payload = "2MiB"
 grace = 4
 worker_liveness = 9
 log_level = "debug"
+wrappers = ["some_module:Noise", "other_module:Rest"]
+
+[attributes]
+"CartPole-*" = ["gravity", "length", "dt"]
+"test/Knobs-v0" = ["*"]
 
 [tokens]
 "first token==" = "alice"
@@ -179,6 +185,8 @@ def test_a_file_says_the_same_as_options(configure: Any, tmp_path: Path):
         grace=4.0,
         worker_liveness=9.0,
         log_level="debug",
+        attributes={"CartPole-*": ("gravity", "length", "dt"), "test/Knobs-v0": ("*",)},
+        wrappers=("some_module:Noise", "other_module:Rest"),
     )
 
 
@@ -207,6 +215,11 @@ def test_the_variable_gives_a_token(configure: Any, monkeypatch: pytest.MonkeyPa
         ("modules = [1]", "modules must be a list of texts, not"),
         ("tokens = ['a']", "tokens must be a table of texts"),
         ("capacity = 0", "capacity must be above 0, not 0"),
+        ("attributes = ['gravity']", "attributes must be a table of lists of names, by patterns of ids, not"),
+        ("attributes = {'CartPole-v1' = 'gravity'}", "attributes must be a table of lists of names"),
+        ("attributes = {'CartPole-v1' = ['_state']}", "attributes of 'CartPole-v1' must be public names, not '_state'"),
+        ("wrappers = 'a:B'", "wrappers must be a list of texts"),
+        ("wrappers = ['TimeLimit']", "a wrapper is MODULE:CLASS, not 'TimeLimit' (--wrapper)"),
         ("lease = 20", "lease (20 s) must be at least twice heartbeat (15 s)"),
         ("address = 'everywhere'", "an address is HOST:PORT or unix:PATH, not 'everywhere'"),
         ("log_level = 'loud'", "log_level must be one of debug, info, warning, error"),

@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """Ray, and the server that its env runners use."""
 
 import os

@@ -35,7 +35,7 @@ Build = Callable[[PPOConfig], Algorithm]
 
 @pytest.fixture
 def build() -> Iterator[Build]:
-    """Builds algorithms that are stopped at the end."""
+    """Builds algorithms that are stopped at the end: to be named last, so that their servers still run then."""
     built: list[Algorithm] = []
 
     def build(config: PPOConfig) -> Algorithm:
@@ -76,7 +76,7 @@ def sessions(server: ServerProcess, token: str | None = None) -> int:
 
 
 @pytest.mark.parametrize(("vector", "runners"), [(True, 1), (False, 0)], ids=["vector", "single"])
-def test_ppo_learns(vector: bool, runners: int, build: Build, server: ServerProcess):
+def test_ppo_learns(vector: bool, runners: int, server: ServerProcess, build: Build):
     algorithm = build(ppo("CartPole-v1", batch=1000, runners=runners, server=server.address, vector=vector))
     returns = [algorithm.train()["env_runners"]["episode_return_mean"] for _ in range(8)]
     assert returns[0] < 30
@@ -87,7 +87,7 @@ def test_ppo_learns(vector: bool, runners: int, build: Build, server: ServerProc
 
 @BOTH
 def test_failed_environments_are_replaced_and_training_ends_normally(
-    vector: bool, build: Build, start_server: Callable[..., ServerProcess], tmp_path: Path
+    vector: bool, start_server: Callable[..., ServerProcess], tmp_path: Path, build: Build
 ):
     """S29."""
     server, made = start_server(), list[float]()
@@ -109,7 +109,7 @@ def test_failed_environments_are_replaced_and_training_ends_normally(
 
 @BOTH
 def test_scalars_of_numpy_train_without_a_word_about_types(
-    vector: bool, build: Build, server: ServerProcess, caplog: pytest.LogCaptureFixture
+    vector: bool, server: ServerProcess, caplog: pytest.LogCaptureFixture, build: Build
 ):
     """S27; warnings are errors here."""
     algorithm = build(ppo("test/Types-v0", batch=250, server=server.address, vector=vector))
@@ -119,26 +119,25 @@ def test_scalars_of_numpy_train_without_a_word_about_types(
 
 
 async def test_an_env_runner_that_died_is_replaced_and_its_sessions_end(
-    build: Build, start_server: Callable[..., ServerProcess]
+    start_server: Callable[..., ServerProcess], build: Build
 ):
-    server = start_server(lease=2.0, heartbeat=0.5)
-    config = ppo("CartPole-v1", runners=1, server=server.address)
-    algorithm = build(config.fault_tolerance(restart_failed_env_runners=True))
-    before = steps(algorithm.train())
+    server = start_server(lease=10.0, heartbeat=1.0)
+    algorithm = build(ppo("CartPole-v1", runners=1, server=server.address))
+    algorithm.train()
     (pid,) = pids(algorithm)
     async with connect(server.address) as remote:
         number = len(await remote.sessions())
         os.kill(pid, signal.SIGKILL)
-        deadline = time.monotonic() + 3 * PATIENCE
-        while pids(algorithm) in ([], [pid]) or steps(algorithm.train()) < 2 * before:
-            assert time.monotonic() < deadline
+        await until(lambda: algorithm.train() and pids(algorithm) not in ([], [pid]))
+        before = steps(algorithm.train())
+        assert steps(algorithm.train()) >= before + 100
         await until_sessions(remote, number)
         algorithm.stop()
         await until_sessions(remote, 0)
 
 
 def test_token_reaches_env_runners_and_no_file(
-    build: Build, start_server: Callable[..., ServerProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start_server: Callable[..., ServerProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, build: Build
 ):
     token = "open-sesame"
     server = start_server(tokens={token: "trainer"})

@@ -9,6 +9,7 @@ import sqlite3
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
@@ -361,8 +362,9 @@ class Telling(_Counting):
             info["third"] = np.full((2, 2), self.count, np.float32)
         return self._observe(), float(action[0]), over and self.length % 2 == 0, over and self.length % 3 == 0, info
 
-    def remaining(self, *, doubled: bool = False) -> int:
-        return (self.length - self.count) * (2 if doubled else 1)
+    def extend(self, steps: int, *, twice: bool = False) -> int:
+        self.length += steps * (2 if twice else 1)
+        return self.length
 
     def _choose_length(self) -> int:
         self.length = int(self.np_random.choice([3, 4, 6, 8, 9, 12]))
@@ -392,6 +394,41 @@ class Nested(_Counting):
         return {"outer": {"count": count}}, reward, terminated, truncated, info
 
 
+class Fateful(_Counting):
+    """Hangs in its 4th reset and raises in its 50th step, counted over all of its sessions (S29).
+
+    Args:
+        folder: Where the times of all resets and steps are kept, for the sessions after a failure to count on from.
+    """
+
+    observation_space: Space[Any] = Box(-1.0, 1.0, (3,), np.float32)
+    action_space: Space[Any] = Discrete(2)
+    length: ClassVar[int] = 20
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
+        super().reset(seed=seed)
+        if self._number_of("resets") == 4:
+            time.sleep(3600.0)
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, Info]:
+        self.count += 1
+        if self._number_of("steps") == 50:
+            raise ValueError("this step was told to raise")
+        return self._observe(), 1.0, self.count >= self.length, False, {}
+
+    def _observe(self) -> NDArray[np.float32]:
+        return self.np_random.uniform(-1.0, 1.0, 3).astype(np.float32)
+
+    def _number_of(self, event: str) -> int:
+        with open(self.folder / event, "ab", buffering=0) as file:
+            file.write(np.float64(time.monotonic()).tobytes())
+            return file.tell() // 8
+
+
 def _register(name: str, of: type[gymnasium.Env[Any, Any]], **how: Any) -> None:
     register(id=f"test/{name}-v0", entry_point=f"{__name__}:{of.__name__}", **how)
 
@@ -419,3 +456,4 @@ _register("TerminatesAndTruncates", Ends, kwargs={"terminates": True, "truncates
 _register("Breaks", Breaks)
 _register("Telling", Telling, attributes=("*",))
 _register("Nested", Nested)
+_register("Fateful", Fateful, reset_timeout=2.0)

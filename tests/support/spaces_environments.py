@@ -9,7 +9,7 @@ import inspect
 import os
 import select
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -24,8 +24,8 @@ _LEAVES: dict[str, gs.Space[Any]] = {
     "Vector": gs.Box(-1.0, 1.0, (3,), np.float32),
     "Picture": gs.Box(0, 255, (4, 5, 3), np.uint8),
     "Number": gs.Box(-np.inf, np.inf, (), np.float64),
-    "Half": gs.Box(np.float16([-1.0, -np.inf, 0.0]), np.float16([1.0, 5.0, np.inf]), dtype=np.float16),
-    "Flags": gs.Box(0, 1, (2, 2), np.bool_),
+    "Half": gs.Box(np.array([-1.0, -np.inf, 0.0], "e"), np.array([1.0, 5.0, np.inf], "e"), dtype=np.float16),
+    "Flags": gs.Box(0, 1, (2, 2), cast(Any, np.bool_)),
     "Integers": gs.Box(-7, 7, (2,), np.int16),
     "Discrete": gs.Discrete(5),
     "DiscreteFrom": gs.Discrete(7, start=-3),

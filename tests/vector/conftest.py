@@ -1,11 +1,13 @@
 """The server that the tests of this folder talk to, on each of its two ways."""
 
 import contextlib
+import importlib
 import os
 import warnings
 from collections.abc import Iterator
 
-import ale_py  # noqa: F401 - registers the Atari environments
+import ale_py
+import gymnasium
 import pytest
 
 from gymhost import client
@@ -14,10 +16,12 @@ from support.vectors import MODULES, Remote
 
 __all__ = ["start_server"]
 
+gymnasium.register_envs(ale_py)
+
 with warnings.catch_warnings():
     # SWIG's own, which would end the process where it is an error.
     warnings.filterwarnings("ignore", "builtin type .* has no __module__ attribute", DeprecationWarning)
-    import Box2D  # noqa: F401 - so that no test imports it first
+    importlib.import_module("Box2D")  # so that no test is the first to import it
 
 # MuJoCo looks for a screen unless told that there is none.
 os.environ["MUJOCO_GL"] = "egl"

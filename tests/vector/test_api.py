@@ -138,8 +138,8 @@ def test_waiting_for_a_step_that_was_not_begun(fragile: RemoteVectorEnv):
         fragile.step_wait()
 
 
-@pytest.mark.parametrize("actions", [np.zeros(3, np.int64), np.zeros((5, 2), np.int64), None, "abcde"], ids=str)
-def test_actions_of_another_shape(fragile: RemoteVectorEnv, actions: Any):
+@pytest.mark.parametrize("actions", [np.zeros(3, np.int64), [0] * 6, None, 0], ids=str)
+def test_actions_for_another_number_of_copies(fragile: RemoteVectorEnv, actions: Any):
     fragile.reset(seed=0)
     with pytest.raises((ValueError, TypeError)):
         fragile.step(actions)
@@ -225,6 +225,18 @@ def test_closing_in_the_middle_of_a_step(fragile: RemoteVectorEnv):
     fragile.step_async(raising())
     fragile.close()
     assert fragile.closed
+
+
+@pytest.mark.parametrize("id", ["CartPole-v1", "FrozenLake-v1", "ALE/Pong-v5", "test/Random-v0"])
+def test_its_spec(remote: Remote, id: str):
+    with Twins(remote.make_vec(id, COPIES), local_vector(id, COPIES)) as twins:
+        twins.compare_descriptions()
+        there, here = twins.remote.spec, twins.local.spec
+        assert_same(there.max_episode_steps, here.max_episode_steps)
+        with Twins(gymnasium.make_vec(there), gymnasium.make_vec(here)) as again:
+            again.compare_descriptions()
+            again.play(5)
+            assert_same(again.remote.spec.max_episode_steps, here.max_episode_steps)
 
 
 def test_it_tells_what_it_is(fragile: RemoteVectorEnv):

@@ -8,7 +8,7 @@ from gymnasium.envs.registration import load_env_creator
 
 from support.vectors import Remote, Twins, ids_of, local_vector
 
-COPIES = 3
+COPIES = 2
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*The environment .* is out of date")
 
@@ -31,4 +31,4 @@ def test_frames(remote: Remote, id: str, mode: str):
     local = local_vector(id, COPIES, render_mode=mode)
     with Twins(remote.make_vec(id, COPIES, render_mode=mode), local) as twins:
         twins.compare_descriptions()
-        twins.play(3, render=True)
+        twins.play(2, render=True)

@@ -11,6 +11,7 @@ __all__ = ["Failure", "main"]
 
 # Where each subcommand is, and what `gymhost --help` says of it without importing it.
 COMMANDS = {
+    "bench": ("gymhost.cli.bench", "Measure how fast an environment runs."),
     "check": ("gymhost.cli.check", "Check whether an environment is fit to be hosted."),
     "envs": ("gymhost.cli.envs", "List environments, or describe one."),
     "serve": ("gymhost.cli.serve", "Host environments until Ctrl-C or SIGTERM."),

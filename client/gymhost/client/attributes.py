@@ -33,13 +33,19 @@ def encode_set(name: str, value: Any) -> bytes:
     return command.SerializeToString()
 
 
-def encode_call(name: str, arguments: tuple[Any, ...], keyword_arguments: dict[str, Any]) -> bytes:
+def encode_call(name: str, arguments: tuple[Any, ...], keyword_arguments: dict[str, Any], mask: bytes = b"") -> bytes:
     """The payload of a CALL.
+
+    Args:
+        name: What is called.
+        arguments: With what.
+        keyword_arguments: The same, by name.
+        mask: Which copies of a vector session, a byte each; empty for all.
 
     Raises:
         EncodeError: An argument can't travel.
     """
-    command = pb.AttributeCommand(name=name)
+    command = pb.AttributeCommand(name=name, mask=mask)
     if arguments:
         values.encode(arguments, command.arguments, name=f"{name}'s arguments")
     if keyword_arguments:

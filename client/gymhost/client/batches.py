@@ -26,16 +26,14 @@ def split(space: _Space, batch: Any, sizes: Sequence[int]) -> list[Any]:
         ValueError: The batch has another number of elements.
     """
     if isinstance(space, spaces.Dict):
-        return [
-            dict(zip(space.spaces, part, strict=True))
-            for part in zip(*(split(each, batch[key], sizes) for key, each in space.spaces.items()), strict=True)
-        ]
+        each = _parts(space)
+        cut = [split(part, batch[key], sizes) for key, part in each.items()]
+        return [dict(zip(each, parts, strict=True)) for parts in zip(*cut, strict=True)]
     if isinstance(space, spaces.Tuple):
-        if len(batch) != len(space.spaces):
-            raise ValueError(f"a batch for a Tuple of {len(space.spaces)} spaces must have as many parts: {len(batch)}")
-        return list(
-            zip(*(split(each, part, sizes) for each, part in zip(space.spaces, batch, strict=True)), strict=True)
-        )
+        each = _parts(space)
+        if len(batch) != len(each):
+            raise ValueError(f"a batch for a Tuple of {len(each)} spaces must have as many parts, not {len(batch)}")
+        return list(zip(*[split(part, batch[key], sizes) for key, part in each.items()], strict=True))
     if not isinstance(batch, (np.ndarray, list, tuple)):
         batch = np.asarray(batch)
     count = sum(sizes)
@@ -52,19 +50,26 @@ def split(space: _Space, batch: Any, sizes: Sequence[int]) -> list[Any]:
     return parts
 
 
-def join(space: _Space, parts: Sequence[Any]) -> Any:
+def join(space: _Space, parts: Sequence[Any], *, own: bool) -> Any:
     """Puts batches together.
 
     Args:
         space: The space of one element.
         parts: The batches, in order.
+        own: Whether they are the caller's own, so that a single one may be returned as it is.
     """
-    if len(parts) == 1:
+    if len(parts) == 1 and own:
         return parts[0]
     if isinstance(space, _ARRAYS):
         return np.concatenate(parts)
     if isinstance(space, spaces.Dict):
-        return {key: join(each, [part[key] for part in parts]) for key, each in space.spaces.items()}
+        return {key: join(each, [part[key] for part in parts], own=own) for key, each in _parts(space).items()}
     if isinstance(space, spaces.Tuple):
-        return tuple([join(each, [part[i] for part in parts]) for i, each in enumerate(space.spaces)])
+        return tuple([join(each, [part[i] for part in parts], own=own) for i, each in _parts(space).items()])
     return tuple([element for part in parts for element in part])
+
+
+def _parts(space: Any) -> dict[Any, _Space]:
+    """The spaces within a Dict or a Tuple, by what picks their batches."""
+    within: Any = space.spaces
+    return within if isinstance(within, dict) else dict(enumerate(within))

@@ -6,9 +6,8 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-import grpc.aio
-
 from gymhost.client.direct import DirectLink, folder_of
+from gymhost.client.grpc_core import grpc
 from gymhost.client.in_flight import InFlight
 from gymhost.client.loop import LoopThread, loop_thread, on_fork
 from gymhost.client.options import channel_options

@@ -79,7 +79,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         # Each environment samples by itself, as local ones do.
         self.observation_space = copy.deepcopy(made.observation_space)
         self.action_space = copy.deepcopy(made.action_space)
-        self.metadata = made.metadata
+        self.metadata = _metadata(made)
         self.render_mode = made.render_mode
         self.tools = made.tools
         self._spec = _spec(server, options, create_timeout, made)
@@ -344,6 +344,14 @@ def _release(lane: ThreadLane, server: RemoteServer) -> None:
 def _remake(server: dict[str, Any], options: dict[str, Any], create_timeout: float | None) -> RemoteEnv:
     remade = SessionOptions(options["environment_id"], **{k: v for k, v in options.items() if k != "environment_id"})
     return RemoteEnv(connect(**server), remade, create_timeout=create_timeout)
+
+
+def _metadata(made: Made) -> dict[str, Any]:
+    """Gymnasium's metadata, without the render mode that would show nothing here."""
+    modes: Sequence[str] = made.metadata.get("render_modes") or ()
+    if "human" not in modes:
+        return made.metadata
+    return {**made.metadata, "render_modes": [mode for mode in modes if mode != "human"]}
 
 
 def _state(generator: np.random.Generator) -> bytes:

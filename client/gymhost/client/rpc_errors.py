@@ -2,8 +2,7 @@
 
 from typing import Any
 
-import grpc.aio
-
+from gymhost.client.grpc_core import grpc
 from gymhost.client.pending import failure
 from gymhost.wire import errors
 

@@ -1,6 +1,7 @@
 """The sessions that a vector environment consists of: creating them, and one command to all of them at once."""
 
 import contextlib
+import mmap
 import queue
 import select
 import socket
@@ -13,6 +14,7 @@ from gymhost.client.session import Made, SessionOptions, release
 from gymhost.client.thread_link import ThreadLane
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors
+from gymhost.wire.layout import Batch
 
 __all__ = ["Shard", "Shards"]
 
@@ -26,9 +28,11 @@ class Shard:
         size: How many copies it has.
         lane: What drives it.
         pending: The command that it was sent and that nobody has taken the reply of yet.
+        memory: The memory that its worker shares, and its arrays there, once they were needed.
+        batch: See `memory`.
     """
 
-    __slots__ = ("first", "index", "lane", "pending", "size")
+    __slots__ = ("batch", "first", "index", "lane", "memory", "pending", "size")
 
     def __init__(self, index: int, first: int, size: int, lane: ThreadLane) -> None:
         self.index = index
@@ -36,6 +40,8 @@ class Shard:
         self.size = size
         self.lane = lane
         self.pending: ThreadPending | None = None
+        self.memory: mmap.mmap | None = None
+        self.batch: Batch | None = None
 
 
 class Shards:
@@ -157,7 +163,7 @@ class Shards:
     @property
     def busy(self) -> bool:
         """Whether a shard has a command whose reply was not taken yet."""
-        return any([shard.pending is not None for shard in self.all])
+        return any(shard.pending is not None for shard in self.all)
 
     def drain(self) -> None:
         """Waits for the replies that are under way, and drops them."""

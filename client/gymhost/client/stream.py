@@ -6,8 +6,7 @@ from collections.abc import Coroutine, Iterator
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-import grpc.aio
-
+from gymhost.client.grpc_core import grpc
 from gymhost.client.in_flight import InFlight
 from gymhost.client.options import channel_options
 from gymhost.client.pending import Pending, failure

@@ -3,6 +3,8 @@
 No event loop has a part in such a step, on either side: the socket is served by the thread that runs the environment.
 """
 
+import mmap
+import os
 import socket
 import threading
 from typing import TYPE_CHECKING
@@ -12,7 +14,7 @@ from google.protobuf.message import DecodeError as ProtobufDecodeError
 from gymhost.client.pending import Pending, ThreadPending
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors
-from gymhost.wire.frames import SocketFrames
+from gymhost.wire.frames import FrameReader, SocketFrames
 from gymhost.wire.limits import ENVELOPE
 
 if TYPE_CHECKING:
@@ -30,6 +32,9 @@ class ThreadLink:
         connection: The connection that holds the session.
         lane: The session's lane.
 
+    Attributes:
+        memory: The memory that the worker shares, where results of a vector session are left; None where there is none.
+
     Raises:
         OSError: There is no such way.
     """
@@ -44,14 +49,27 @@ class ThreadLink:
             end.connect(f"{connection.folder}/{lane.number >> 32}")
             attach = pb.Attach(session_id=lane.token, exclusive=True).SerializeToString()
             self._write(0, 1, pb.COMMAND_KIND_ATTACH, 0, attach)
-            reply = self._read()
-            if reply is None or reply.code:
-                raise OSError("the worker does not know the session")
+            self.memory = self._attached()
             end.settimeout(None)
         except BaseException:
             end.close()
             raise
         self._links.add(self)
+
+    def _attached(self) -> mmap.mmap | None:
+        """Takes the reply to the attach, and the memory that comes with it."""
+        data, descriptors, _, _ = socket.recv_fds(self._frames.end, 4096, 1)
+        try:
+            # One small frame on a fresh socket: it comes as a whole, or not at all.
+            for _, message in FrameReader(4096).feed(data):
+                reply = pb.InteractResponse.FromString(message).replies[0]
+                if not reply.code:
+                    size = pb.Attached.FromString(reply.payload).shared_bytes
+                    return mmap.mmap(descriptors[0], size, prot=mmap.PROT_READ) if size and descriptors else None
+            raise OSError("the worker does not know the session")
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
 
     @property
     def fileno(self) -> int:

@@ -15,18 +15,15 @@ from gymnasium.vector.utils import batch_space
 from gymhost.client import batches
 from gymhost.client.api import RemoteServer, connect
 from gymhost.client.attributes import decode_attribute, encode_call, encode_set, missing_as_usual
-from gymhost.client.session import SessionOptions, decode_render, encode_step, parse, space
+from gymhost.client.session import SessionOptions, decode_render, encode_step, space
 from gymhost.client.shards import Shard, Shards
-from gymhost.client.vector_infos import combine
+from gymhost.client.vector_results import Replied, Results, StepResult
 from gymhost.v1 import environments_pb2 as pb
-from gymhost.wire import errors, tensors, values
+from gymhost.wire import errors, values
 from gymhost.wire.attributes import pack, unpack
 from gymhost.wire.tensors import Array
 
 __all__ = ["RemoteVectorEnv", "make_remote", "make_vec", "remake"]
-
-# What `step` and `recv` return.
-StepResult = tuple[Any, Array, Array, Array, dict[str, Any]]
 
 _AUTORESET: dict[AutoresetMode, Any] = {
     AutoresetMode.NEXT_STEP: pb.AUTORESET_MODE_NEXT_STEP,
@@ -83,6 +80,11 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
         connection = server.open().connection
         try:
             native = _is_native(server, options, vectorization_mode)
+            if native and (shards or 1) > 1:
+                raise errors.InvalidArgument(
+                    f"{options.environment_id}'s own vector form can't be cut into {shards} shards: "
+                    "vectorization_mode='sync' makes copies, which can"
+                )
             sizes = _sizes(num_envs, shards, batch_size, 1 if native else connection.welcome.workers)
             vector: dict[str, Any] = {
                 "vectorization": pb.VECTORIZATION_NATIVE if native else pb.VECTORIZATION_COPIES,
@@ -111,6 +113,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
             self.observation_space = batch_space(made.observation_space, num_envs)
             self.action_space = batch_space(made.action_space, num_envs)
         self.spec = self._make_spec()
+        self._single_action_space = made.action_space
+        self._results = Results(made.observation_space)
         # What is under way: `step`, `receive`, or nothing.
         self._waiting_for = ""
         # The copies of the last batch, for a `send` that does not say which it is for.
@@ -136,9 +140,9 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
         """
         self._must_be_free()
         self._shards.begin(pb.COMMAND_KIND_RESET, self._reset_payloads(seed, options))
-        results = [parse(pb.ResetResult, reply) for reply in self._shards.finish()]
+        replies = self._finish(pb.COMMAND_KIND_RESET)
         self._received = np.arange(self.num_envs)
-        return self._observations(results), self._infos(results, self._shards.sizes)
+        return self._results.reset(replies)
 
     def step(self, actions: Any) -> StepResult:
         """Steps all copies, as in Gymnasium.
@@ -171,7 +175,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
         if self._waiting_for != "step":
             raise NoAsyncCallError("step_wait waits for what step_async began, which was not called", "step")
         self._waiting_for = ""
-        return self._stepped([parse(pb.StepResult, reply) for reply in self._shards.finish()], self._shards.sizes)
+        return self._results.step(self._finish(pb.COMMAND_KIND_STEP))
 
     def render(self) -> tuple[Any, ...] | None:
         """What each copy renders."""
@@ -188,6 +192,40 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
         with missing_as_usual():
             replies = self._command(pb.COMMAND_KIND_CALL, encode_call(name, args, kwargs))
         return tuple([unpack(value) for reply in replies for value in decode_attribute(reply)[0]])
+
+    def call_some(self, copies: Iterable[int], name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Calls a method of some copies, as `call` does of all.
+
+        Args:
+            copies: Their numbers.
+            name: The method.
+            *args: Its arguments.
+            **kwargs: The same, by name.
+
+        Returns:
+            What it returned, in the order of `copies`.
+
+        Raises:
+            InvalidArgument: The environment's own vector form has no copies to choose from.
+            PermissionDenied: The environment does not declare it.
+            AttributeError: There is none of this name.
+        """
+        if self._native:
+            raise errors.InvalidArgument(f"{self} is called as a whole: vectorization_mode='sync' makes copies")
+        self._must_be_free()
+        numbers = [range(self.num_envs)[number] for number in copies]
+        mask = np.zeros(self.num_envs, np.bool_)
+        mask[numbers] = True
+        parts = [(shard, mask[shard.first : shard.first + shard.size]) for shard in self._shards.all]
+        parts = [(shard, part) for shard, part in parts if part.any()]
+        with missing_as_usual():
+            payloads = [encode_call(name, args, kwargs, part.tobytes()) for _, part in parts]
+            self._shards.begin(pb.COMMAND_KIND_CALL, payloads, [shard for shard, _ in parts])
+            replies = self._shards.finish()
+        returned: dict[int, Any] = {}
+        for (shard, _), reply in zip(parts, replies, strict=True):
+            returned.update(enumerate(map(unpack, decode_attribute(reply)[0]), shard.first))
+        return tuple([returned[number] for number in numbers])
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """An attribute of each copy."""
@@ -279,18 +317,17 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
             NoAsyncCallError: Fewer copies than that have something to do.
             EnvironmentFault: An environment raised; the remote traceback is part of the message.
         """
-        if self._waiting_for != "receive" or self._shards.under_way < self.batch_size:
-            raise NoAsyncCallError(
-                f"recv waits for {self.batch_size} copies, and {self._shards.under_way} have something to do: call send",
-                "recv",
-            )
-        finished = self._shards.first_finished(self.batch_size)
-        if not self._shards.under_way:
-            self._waiting_for = ""
-        results = [_as_step(kind, reply, shard.size) for shard, kind, reply in finished]
-        sizes = [shard.size for shard, _, _ in finished]
+        busy = self._shards.under_way
+        if self._waiting_for != "receive" or busy < self.batch_size:
+            why = f"recv waits for {self.batch_size} copies, and {busy} have something to do: send them actions first"
+            raise NoAsyncCallError(why, "recv")
+        try:
+            finished = [Replied(*each) for each in self._shards.first_finished(self.batch_size)]
+        finally:
+            if not self._shards.under_way:
+                self._waiting_for = ""
         self._received = np.concatenate([np.arange(s.first, s.first + s.size) for s, _, _ in finished])
-        observations, rewards, terminations, truncations, infos = self._stepped(results, sizes)
+        observations, rewards, terminations, truncations, infos = self._results.step(finished)
         infos["env_id"] = self._received
         return observations, rewards, terminations, truncations, infos
 
@@ -301,6 +338,11 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
             wait = "step_wait" if self._waiting_for == "step" else "recv"
             raise AlreadyPendingCallError(f"copies have something to do: call {wait} first", self._waiting_for)
 
+    def _finish(self, kind: int) -> list[Replied]:
+        return [
+            Replied(shard, kind, reply) for shard, reply in zip(self._shards.all, self._shards.finish(), strict=True)
+        ]
+
     def _command(self, kind: int, payload: bytes) -> list[bytes]:
         self._must_be_free()
         return self._shards.command(kind, [payload] * len(self._shards.all))
@@ -308,7 +350,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
     def _step_payloads(self, actions: Any, sizes: Sequence[int]) -> list[bytes]:
         if self._native:
             return [encode_step(actions)]
-        return [encode_step(part) for part in batches.split(cast(Any, self.single_action_space), actions, sizes)]
+        return [encode_step(part) for part in batches.split(self._single_action_space, actions, sizes)]
 
     def _reset_payloads(self, seed: int | Sequence[int | None] | None, options: dict[str, Any] | None) -> list[bytes]:
         options, mask = _reset_mask(options, self.num_envs)
@@ -326,38 +368,10 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
             payloads.append(command.SerializeToString())
         return payloads
 
-    # -- results -------------------------------------------------------------------------------------------------------
-
-    def _observations(self, results: Sequence[pb.ResetResult] | Sequence[pb.StepResult]) -> Any:
-        each = [values.decode(result.observation) for result in results]
-        return batches.join(cast(Any, self.single_observation_space), each)
-
-    def _infos(
-        self, results: Sequence[pb.ResetResult] | Sequence[pb.StepResult], sizes: Sequence[int]
-    ) -> dict[str, Any]:
-        each: list[Any] = [
-            values.decode(result.infos) if result.HasField("infos")
-            else values.decode(result.info) if result.HasField("info")
-            else {}
-            for result in results
-        ]  # fmt: skip
-        return combine(each, sizes)
-
-    def _stepped(self, results: Sequence[pb.StepResult], sizes: Sequence[int]) -> StepResult:
-        decode = tensors.decode_array
-        if len(results) == 1:
-            only = results[0]
-            flags = decode(only.rewards), decode(only.terminations), decode(only.truncations)
-        else:
-            flags = (
-                np.concatenate([decode(result.rewards) for result in results]),
-                np.concatenate([decode(result.terminations) for result in results]),
-                np.concatenate([decode(result.truncations) for result in results]),
-            )
-        return self._observations(results), *flags, self._infos(results, sizes)
-
     def _shards_of(self, env_ids: Array) -> list[Shard]:
         """The shards that copies are, in their order."""
+        if env_ids.ndim != 1 or env_ids.dtype.kind not in "iu" or len(np.unique(env_ids)) < len(env_ids):
+            raise errors.InvalidArgument(f"env_ids must be numbers of copies, each once, not {env_ids.tolist()}")
         shards: list[Shard] = []
         position = 0
         while position < len(env_ids):
@@ -398,6 +412,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
             id=self._options.environment_id,
             vector_entry_point="gymhost.client.vector:remake",
             kwargs=kwargs,
+            max_episode_steps=made.max_episode_steps,
             reward_threshold=made.reward_threshold,
             nondeterministic=made.nondeterministic,
         )
@@ -576,18 +591,3 @@ def _reset_mask(options: dict[str, Any] | None, count: int) -> tuple[dict[str, A
     if given.shape != (count,) or not given.any():
         raise ValueError(f"options['reset_mask'] must have shape ({count},) and name a copy at least: {given}")
     return {name: value for name, value in options.items() if name != "reset_mask"}, given
-
-
-def _as_step(kind: int, reply: bytes, size: int) -> pb.StepResult:
-    """The reply to a step; that to a reset as if it were one."""
-    if kind == pb.COMMAND_KIND_STEP:
-        return parse(pb.StepResult, reply)
-    result = parse(pb.ResetResult, reply)
-    step = pb.StepResult(observation=result.observation)
-    for name in ("info", "infos"):
-        if result.HasField(name):
-            getattr(step, name).CopyFrom(getattr(result, name))
-    tensors.encode_array(np.zeros(size), step.rewards)
-    for flags in (step.terminations, step.truncations):
-        tensors.encode_array(np.zeros(size, np.bool_), flags)
-    return step

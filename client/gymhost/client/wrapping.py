@@ -81,8 +81,6 @@ def _short(name: str) -> str:
 
 def _plain(value: Any) -> Any:
     """A keyword argument as it can travel: a type of numbers by its name."""
-    if isinstance(value, np.dtype):
-        return cast(str, value.name)
-    if isinstance(value, type) and issubclass(value, (np.generic, bool, int, float)):
+    if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, (np.generic, bool, int, float))):
         return np.dtype(cast(Any, value)).name
-    return value
+    return cast(Any, value)

@@ -17,9 +17,10 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor
-from stable_baselines3.common.vec_env.util import obs_space_info
+from stable_baselines3.common.vec_env.util import obs_space_info  # pyright: ignore[reportUnknownVariableType]
 
-from gymhost.client import PermissionDenied
+from gymhost.client import EnvironmentFault, PermissionDenied, make_vec
+from gymhost.client.wrapping import normalise
 
 __all__ = ["RemoteVecEnv", "make_vec_env"]
 
@@ -46,15 +47,13 @@ class RemoteVecEnv(VecEnv):
         mode = vector_env.metadata.get("autoreset_mode")
         if mode is not AutoresetMode.SAME_STEP:
             raise ValueError(
-                f"{vector_env} has {mode}, and Stable-Baselines3 needs copies that are reset in the step that ends their"
+                f"{vector_env} has {mode}, and Stable-Baselines3 needs copies that are reset in the step that ends an"
                 " episode: make it with autoreset_mode='SameStep', and vectorization_mode='sync' if it has none other"
             )
         # Not every vector environment has the methods of all that are used here.
         self.vector_env: Any = vector_env
         self.spec = vector_env.spec
-        self._wrappers = [_wrapper_class(wrapper) for wrapper in wrappers]
-        if self.spec is not None and self.spec.max_episode_steps is not None:
-            self._wrappers.append(gymnasium.wrappers.TimeLimit)
+        self._wrappers = [name for name, _ in normalise(wrappers)]
         # What needs no question to the server, so that it need not be declared there.
         self._known: dict[str, Any] = {
             "action_space": self.vector_env.single_action_space,
@@ -67,7 +66,9 @@ class RemoteVecEnv(VecEnv):
         self._step_async: Any = getattr(vector_env, "step_async", None)
         self._actions: Any = None
         self._was_reset = False
-        super().__init__(vector_env.num_envs, self._known["observation_space"], self._known["action_space"])
+        super().__init__(  # pyright: ignore[reportUnknownMemberType]
+            vector_env.num_envs, self._known["observation_space"], self._known["action_space"]
+        )
         self.metadata = vector_env.metadata
 
     # -- episodes ------------------------------------------------------------------------------------------------------
@@ -141,11 +142,13 @@ class RemoteVecEnv(VecEnv):
     # -- attributes ----------------------------------------------------------------------------------------------------
 
     def has_attr(self, attr_name: str) -> bool:
-        """Whether every copy has an attribute that may be reached."""
+        """Whether every copy has an attribute that may be reached. It is read to find out; a method is called."""
         try:
             self.get_attr(attr_name)
         except (AttributeError, PermissionDenied):
             return False
+        except EnvironmentFault:
+            pass  # there is one, though it would not be read
         return True
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
@@ -166,18 +169,15 @@ class RemoteVecEnv(VecEnv):
         self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any
     ) -> list[Any]:
         """Calls a method of the copies."""
-        results = self.vector_env.call(method_name, *method_args, **method_kwargs)
-        return [results[index] for index in self._get_indices(indices)]
+        if indices is None:
+            return list(self.vector_env.call(method_name, *method_args, **method_kwargs))
+        return list(self.vector_env.call_some(self._get_indices(indices), method_name, *method_args, **method_kwargs))
 
     def env_is_wrapped(
         self, wrapper_class: type[gymnasium.Wrapper[Any, Any, Any, Any]], indices: Indices = None
     ) -> list[bool]:
         """Whether the server was asked to put a wrapper around each copy."""
-        name = f"{wrapper_class.__module__}:{wrapper_class.__qualname__}"
-        wrapped = any(
-            issubclass(wrapper, wrapper_class) if isinstance(wrapper, type) else wrapper == name
-            for wrapper in self._wrappers
-        )
+        wrapped = any(_is_a(name, wrapper_class) for name in self._wrappers)
         return [wrapped for _ in self._get_indices(indices)]
 
 
@@ -218,10 +218,8 @@ def make_vec_env(
         ValueError: It was to be made by its vector entry point, and that resets copies at other times.
         NotImplementedError: Its observation space is one that Stable-Baselines3 does not take.
     """
-    how = {"vectorization_mode": "sync", "autoreset_mode": AutoresetMode.SAME_STEP} | kwargs
-    from gymhost.client import make_vec
-
-    vector_env: Any = make_vec(env_id, n_envs, server=server, token=token, wrappers=wrappers, **how)
+    how: dict[str, Any] = {"vectorization_mode": "sync", "autoreset_mode": AutoresetMode.SAME_STEP} | kwargs
+    vector_env = make_vec(env_id, n_envs, server=server, token=token, wrappers=wrappers, **how)
     try:
         env = RemoteVecEnv(vector_env, wrappers=wrappers)
     except BaseException:
@@ -229,7 +227,7 @@ def make_vec_env(
         raise
     env.seed(seed)
     if seed is not None:
-        env.action_space.seed(seed)
+        env.get_attr("action_space")[0].seed(seed)
     if not monitor:
         return env
     if monitor_dir is not None:
@@ -243,15 +241,15 @@ def _infos_of_copies(infos: Any, number: int) -> list[Any]:
     """Takes the info of a vector environment apart: a dict for each copy, with what is its own."""
     apart: list[Any] = [{} for _ in range(number)]
     masks = {f"_{key}" for key in infos}
-    for key, batch in infos.items():
+    for key, values in infos.items():
         if key in masks:
             continue
-        values: Any = _infos_of_copies(batch, number) if isinstance(batch, dict) else batch
         mask = infos.get(f"_{key}")
+        if isinstance(values, dict):
+            values = _infos_of_copies(values, number)
+        elif mask is None and np.shape(values)[:1] != (number,):
+            values = [values] * number  # what the vector environment says of itself, or of all
         if mask is None or mask.all():
-            # Vector environments of an environment's own may have no masks, and things that all copies share.
-            if np.ndim(values) == 0 or len(values) != number:
-                values = [values] * number
             for info, value in zip(apart, values, strict=True):
                 info[key] = value
         else:
@@ -260,7 +258,9 @@ def _infos_of_copies(infos: Any, number: int) -> list[Any]:
     return apart
 
 
-def _wrapper_class(wrapper: Any) -> type[Any] | str:
-    """The class of a wrapper, or what the server knows it by."""
-    named: Any = wrapper[0] if isinstance(wrapper, tuple) else wrapper
-    return named if isinstance(named, type) else getattr(gymnasium.wrappers, named, named)
+def _is_a(name: str, wrapper_class: type[Any]) -> bool:
+    """Whether a wrapper on the server, by its name there, is of a class."""
+    known = vars(gymnasium.wrappers).get(name)
+    if known is not None:
+        return issubclass(known, wrapper_class)
+    return name == f"{wrapper_class.__module__}:{wrapper_class.__qualname__}"

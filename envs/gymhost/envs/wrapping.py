@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, cast
 
 import gymnasium
+import numpy as np
 
 from gymhost.wire.errors import InvalidArgument, PermissionDenied
 
@@ -65,10 +66,10 @@ def resolve(wanted: Iterable[tuple[str, dict[str, Any]]], allowed: Collection[st
         if not isinstance(cast(object, kwargs), dict):
             raise InvalidArgument(f"the keyword arguments of the wrapper {name} must be a dict, not {kwargs!r}")
         if name in SAFE and hasattr(gymnasium.wrappers, name):
-            found.append((getattr(gymnasium.wrappers, name), kwargs))
+            found.append((getattr(gymnasium.wrappers, name), _with_types(kwargs)))
         elif ":" in name and (name in allowed or "*" in allowed):
             try:
-                found.append((load(name), kwargs))
+                found.append((load(name), _with_types(kwargs)))
             except ImportError as error:
                 raise InvalidArgument(str(error)) from error
         else:
@@ -105,6 +106,17 @@ def load(name: str) -> Callable[..., gymnasium.Env[Any, Any]]:
     if not callable(cast(object, wrapper)):
         raise ImportError(f"the wrapper {name!r} is no class, but {wrapper!r}")
     return wrapper
+
+
+def _with_types(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Makes a type of numbers of its name, as which it travels: not every version of Gymnasium takes that."""
+    dtype = kwargs.get("dtype")
+    if not isinstance(dtype, str):
+        return kwargs
+    try:
+        return {**kwargs, "dtype": np.dtype(dtype).type}
+    except TypeError as error:
+        raise InvalidArgument(f"dtype={dtype!r}: {error}") from None
 
 
 def _refusal(name: str, allowed: Collection[str]) -> str:

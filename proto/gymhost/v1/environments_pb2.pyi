@@ -588,6 +588,11 @@ class Attached(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     LAST_SEQUENCES_FIELD_NUMBER: builtins.int
+    SHARED_BYTES_FIELD_NUMBER: builtins.int
+    shared_bytes: builtins.int
+    """On an exclusive socket of the direct path: the size of the memory that the worker shares, whose descriptor comes with this
+    frame; 0 where there is none. Results of steps and resets are then left there.
+    """
     @property
     def last_sequences(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The last number that ran or is running on each lane, lowest lane first."""
@@ -596,8 +601,9 @@ class Attached(google.protobuf.message.Message):
         self,
         *,
         last_sequences: collections.abc.Iterable[builtins.int] | None = ...,
+        shared_bytes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["last_sequences", b"last_sequences"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["last_sequences", b"last_sequences", "shared_bytes", b"shared_bytes"]) -> None: ...
 
 global___Attached = Attached
 
@@ -648,6 +654,9 @@ class ResetResult(google.protobuf.message.Message):
     OBSERVATION_FIELD_NUMBER: builtins.int
     INFO_FIELD_NUMBER: builtins.int
     INFOS_FIELD_NUMBER: builtins.int
+    PACKED_FIELD_NUMBER: builtins.int
+    packed: builtins.bytes
+    """In place of `observation`, for a vector session whose batches are arrays; see StepResult."""
     @property
     def observation(self) -> gymhost.v1.values_pb2.Value:
         """Of a vector session the batch of all copies, with one array a leaf of the space."""
@@ -668,9 +677,10 @@ class ResetResult(google.protobuf.message.Message):
         observation: gymhost.v1.values_pb2.Value | None = ...,
         info: gymhost.v1.values_pb2.Value | None = ...,
         infos: gymhost.v1.values_pb2.Value | None = ...,
+        packed: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["info", b"info", "infos", b"infos", "observation", b"observation"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["info", b"info", "infos", b"infos", "observation", b"observation"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["info", b"info", "infos", b"infos", "observation", b"observation", "packed", b"packed"]) -> None: ...
 
 global___ResetResult = ResetResult
 
@@ -707,12 +717,20 @@ class StepResult(google.protobuf.message.Message):
     TERMINATIONS_FIELD_NUMBER: builtins.int
     TRUNCATIONS_FIELD_NUMBER: builtins.int
     INFOS_FIELD_NUMBER: builtins.int
+    PACKED_FIELD_NUMBER: builtins.int
     reward: builtins.float
     """The reward of a scalar environment."""
     terminated: builtins.bool
     truncated: builtins.bool
     reward_invalid: builtins.bool
     """True where the reward could not be told (a scorer raised or gave no number): `reward` is then 0 and means nothing."""
+    packed: builtins.bytes
+    """In place of `observation`, `rewards`, `terminations` and `truncations`, for a vector session of copies whose batches are all
+    arrays: these arrays in one buffer. First the rewards (f8), terminations and truncations (b1), an element a copy; then the
+    batched observation, an array for each leaf of the space in its order; little-endian, in C order, each beginning at the
+    next multiple of 64 bytes. Where neither this nor `observation` is there, the buffer is the memory that the worker shared
+    with the client (Attached.shared_bytes), and holds until the session's next command.
+    """
     @property
     def observation(self) -> gymhost.v1.values_pb2.Value: ...
     @property
@@ -746,9 +764,10 @@ class StepResult(google.protobuf.message.Message):
         terminations: gymhost.v1.values_pb2.Tensor | None = ...,
         truncations: gymhost.v1.values_pb2.Tensor | None = ...,
         infos: gymhost.v1.values_pb2.Value | None = ...,
+        packed: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["info", b"info", "infos", b"infos", "observation", b"observation", "rewards", b"rewards", "terminations", b"terminations", "truncations", b"truncations"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["info", b"info", "infos", b"infos", "observation", b"observation", "reward", b"reward", "reward_invalid", b"reward_invalid", "rewards", b"rewards", "terminated", b"terminated", "terminations", b"terminations", "truncated", b"truncated", "truncations", b"truncations"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["info", b"info", "infos", b"infos", "observation", b"observation", "packed", b"packed", "reward", b"reward", "reward_invalid", b"reward_invalid", "rewards", b"rewards", "terminated", b"terminated", "terminations", b"terminations", "truncated", b"truncated", "truncations", b"truncations"]) -> None: ...
 
 global___StepResult = StepResult
 
@@ -848,7 +867,10 @@ class AttributeCommand(google.protobuf.message.Message):
     VALUE_FIELD_NUMBER: builtins.int
     ARGUMENTS_FIELD_NUMBER: builtins.int
     KEYWORD_ARGUMENTS_FIELD_NUMBER: builtins.int
+    MASK_FIELD_NUMBER: builtins.int
     name: builtins.str
+    mask: builtins.bytes
+    """For CALL of a vector session: which copies to call, a byte each, 0 or 1; empty means all. The value of the others is none."""
     @property
     def value(self) -> gymhost.v1.values_pb2.Value:
         """For SET_ATTR the value; for a vector session a list with a value a copy."""
@@ -866,9 +888,10 @@ class AttributeCommand(google.protobuf.message.Message):
         value: gymhost.v1.values_pb2.Value | None = ...,
         arguments: gymhost.v1.values_pb2.Value | None = ...,
         keyword_arguments: gymhost.v1.values_pb2.Value | None = ...,
+        mask: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["arguments", b"arguments", "keyword_arguments", b"keyword_arguments", "value", b"value"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["arguments", b"arguments", "keyword_arguments", b"keyword_arguments", "name", b"name", "value", b"value"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["arguments", b"arguments", "keyword_arguments", b"keyword_arguments", "mask", b"mask", "name", b"name", "value", b"value"]) -> None: ...
 
 global___AttributeCommand = AttributeCommand
 

@@ -40,11 +40,23 @@ def unpack(value: Any) -> Any:
         return value
     state = fields[_KEY]
     try:
+        _check_position(state)
         bit_generator = _BIT_GENERATORS[state["bit_generator"]](0)
         bit_generator.state = state
-    except (KeyError, OverflowError, TypeError, ValueError) as error:
+    except (LookupError, OverflowError, TypeError, ValueError) as error:
         raise DecodeError(f"not the state of a random generator: {error!r}") from None
     return np.random.Generator(bit_generator)
+
+
+def _check_position(state: Any) -> None:
+    # NumPy takes any, and reads memory that is not its own from there on.
+    position, size = 0, 0
+    if state["bit_generator"] == "MT19937":
+        position, size = state["state"]["pos"], 624
+    elif state["bit_generator"] == "Philox":
+        position, size = state["buffer_pos"], 4
+    if not 0 <= position <= size:
+        raise ValueError(f"the position {position} is none")
 
 
 def state_of(generator: np.random.Generator) -> Any:

@@ -2,6 +2,9 @@
 
 import os
 
+from gymhost.wire.grpc_engine import choose_poller
+
 # The front forks (and executes) workers while gRPC runs. gRPC's own fork handlers can't do their work then, and crash
 # the child now and again before it has executed anything; gRPC reads this when it is first imported.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+choose_poller()

@@ -24,6 +24,7 @@ _ALWAYS = (
     "np_random_seed",
     "render",
     "render_mode",
+    "seed",
 )
 # They would reach what is private; and commands of their own do what they do.
 _NEVER = ("get_wrapper_attr", "has_wrapper_attr", "set_wrapper_attr")

@@ -25,6 +25,7 @@ class Call(NamedTuple):
         run: Calls the environment.
         run_async: Calls the coroutine of an asynchronous environment; None where it has none.
         encode: What the environment returned to the payload of the reply.
+        in_memory: Whether the arrays of the result stay in the environment's shared memory, if it has some.
     """
 
     limit: str
@@ -32,6 +33,7 @@ class Call(NamedTuple):
     run: Callable[[Any, Any], Any]
     run_async: Callable[[Any, Any], Awaitable[Any]] | None
     encode: Callable[[Any], bytes]
+    in_memory: bool = False
 
 
 def options_of(command: pb.ResetCommand, terms: Terms) -> dict[str, Any] | None:
@@ -70,12 +72,14 @@ class Asked(NamedTuple):
         value: What it is to be set to.
         arguments: What it is to be called with.
         keyword_arguments: The same, by name.
+        mask: For a vector session: which copies are to be called, a byte each; empty for all.
     """
 
     name: str
     value: Any
     arguments: tuple[Any, ...]
     keyword_arguments: dict[str, Any]
+    mask: bytes
 
 
 def asked(payload: bytes, terms: Terms) -> Asked:
@@ -91,7 +95,7 @@ def asked(payload: bytes, terms: Terms) -> Asked:
     named: Any = values.decode(command.keyword_arguments) if command.HasField("keyword_arguments") else {}
     if type(arguments) is not tuple or type(named) is not dict:
         raise errors.InvalidArgument("the arguments of a call are a tuple and a map")
-    return Asked(command.name, unpack(values.decode(command.value)), arguments, named)
+    return Asked(command.name, unpack(values.decode(command.value)), arguments, named, command.mask)
 
 
 def _reset_result(returned: Any) -> bytes:

@@ -68,7 +68,7 @@ def created(env: Any, made_ms: int, attributes: Sequence[str] = ()) -> pb.Create
         made = pb.CreateSessionResponse(
             observation_space=spaces.encode(env.observation_space),
             action_space=spaces.encode(env.action_space),
-            metadata=values.encode(_metadata(env)),
+            metadata=values.encode(env.metadata or {}),
             render_mode=env.render_mode or "",
             made_ms=made_ms,
             tools=[_tool(tool) for tool in getattr(env.unwrapped, "tools", ())],
@@ -97,15 +97,6 @@ def _info(registered: registration.Registered) -> pb.EnvironmentInfo:
         source=registered.source,
         native_vector=gymnasium.registry[registered.id].vector_entry_point is not None,
     )
-
-
-def _metadata(env: Any) -> dict[str, Any]:
-    """Gymnasium's metadata, without the render mode that nobody would see."""
-    metadata: dict[str, Any] = env.metadata or {}
-    modes: Sequence[str] = metadata.get("render_modes") or ()
-    if "human" in modes:
-        return {**metadata, "render_modes": [mode for mode in modes if mode != "human"]}
-    return metadata
 
 
 def _spec(env: Any) -> pb.SpecInfo:

@@ -15,9 +15,11 @@ from gymhost.server.worker.calls import Call
 from gymhost.server.worker.failure import failure, unimplemented
 from gymhost.server.worker.output import current_session
 from gymhost.server.worker.session import CLOSE_LIMIT, Done, Session
+from gymhost.server.worker.shared_memory import SharedMemory
+from gymhost.server.worker.vector_calls import packed
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors
-from gymhost.wire.frames import SocketFrames
+from gymhost.wire.frames import SocketFrames, pack
 from gymhost.wire.limits import ENVELOPE
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ class ThreadSession(Session):
     a command on the stream for one, ends that: the socket is shut, and the client goes on with the stream.
     """
 
-    __slots__ = ("_done", "_end", "_lock", "_queue")
+    __slots__ = ("_done", "_end", "_in_memory", "_lock", "_queue")
 
     def __init__(self, host: "Host", lane: int, request: pb.CreateSessionRequest, hosting: Hosting) -> None:
         super().__init__(host, lane, request, hosting)
@@ -45,12 +47,15 @@ class ThreadSession(Session):
         # session's thread and the event loop both have a hand in then.
         self._end: socket.socket | None = None
         self._lock = threading.RLock()
+        # Whether the arrays of the last reply are not in it, but in the memory that is shared with the client.
+        self._in_memory = False
 
     # -- on the event loop ---------------------------------------------------------------------------------------------
 
     def submit(self, command: pb.Command, outlet: "Outlet") -> None:
         with self._lock:
             self._shut()
+            self._make_whole()
             super().submit(command, outlet)
 
     def finish(self, code: int, reply: bytes) -> None:
@@ -89,12 +94,17 @@ class ThreadSession(Session):
             number: The number of the ATTACH, which is answered here.
         """
         self.leave()
+        memory: SharedMemory | None = getattr(self.env, "memory", None)
         with self._lock:
             attached = pb.Attached(last_sequences=[self.last])
             self._end = end
+        descriptors: list[int] = []
+        if memory is not None:
+            attached.shared_bytes = memory.size
+            descriptors.append(memory.descriptor)
         with contextlib.suppress(OSError):  # the thread sees that it is gone
             end.setblocking(True)
-            _send(SocketFrames(end, 0), 0, number, 0, attached.SerializeToString())
+            socket.send_fds(end, [pack(_response(0, number, 0, attached.SerializeToString()))], descriptors)
         self._queue.put(end)
 
     def _shut(self) -> None:
@@ -139,7 +149,10 @@ class ThreadSession(Session):
                 post(self._called, error)
             else:
                 call, payload = cast("tuple[Call, bytes]", item)
-                post(self._finished, self.execute(call, payload))
+                code, reply = self.execute(call, payload)
+                if call.in_memory and not code:
+                    code, reply = self._whole(reply)
+                post(self._finished, (code, reply))
 
     def _serve(self, end: socket.socket) -> None:
         frames = SocketFrames(end, self.host.max_payload + ENVELOPE)
@@ -181,6 +194,7 @@ class ThreadSession(Session):
             self.code = code
             self.reply = reply
             self.busy = False
+            self._in_memory = call is not None and call.in_memory and not code
             if self.idle_limit:
                 self.touched = time.monotonic()
             here = self._end is frames.end
@@ -188,16 +202,31 @@ class ThreadSession(Session):
                 # Its client has asked on the stream meanwhile.
                 self.host.post(self._answer_on_stream, None)
         if here:
-            _send(frames, lane, sequence, code, reply)
+            frames.write(_response(lane, sequence, code, reply))
         return here
 
     def _answer_on_stream(self, _: None) -> None:
         with self._lock:
             if self.outlet is not None and not self.busy:
+                self._make_whole()
                 self.outlet.send(self.lane, self.last, self.code, self.reply)
 
+    def _make_whole(self) -> None:
+        """Puts what is in the memory into the last reply, for a client that does not share it. The lock is held."""
+        if self._in_memory and not self.busy:
+            self._in_memory = False
+            self.code, self.reply = self._whole(self.reply)
 
-def _send(frames: SocketFrames, lane: int, sequence: int, code: int, payload: bytes) -> None:
+    def _whole(self, reply: bytes) -> tuple[int, bytes]:
+        memory: SharedMemory | None = self.env.memory
+        if memory is not None:
+            reply += packed(memory)
+            if len(reply) > self.host.max_payload:
+                return failure(self.host.too_large(reply))
+        return 0, reply
+
+
+def _response(lane: int, sequence: int, code: int, payload: bytes) -> bytes:
     response = pb.InteractResponse()
     response.replies.add(lane=lane, sequence=sequence, code=code, payload=payload)  # pyright: ignore[reportArgumentType]
-    frames.write(response.SerializeToString())
+    return response.SerializeToString()

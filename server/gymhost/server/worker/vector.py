@@ -5,13 +5,16 @@ from typing import Any, Protocol, cast
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from gymhost.envs import registration, wrapping
+from gymhost.server.worker.shared_memory import SharedMemory
 from gymhost.server.worker.vector_infos import Added
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors
+from gymhost.wire.layout import Batch, Layout
 from gymhost.wire.tensors import Array
 
 _AUTORESET = {
@@ -33,12 +36,14 @@ class VectorSessionEnv(Protocol):
     metadata: dict[str, Any]
     render_mode: str | None
     unwrapped: Any
+    spec: EnvSpec | None
+    memory: SharedMemory | None
 
     def reset(self, seeds: Any, mask: Array | None, options: dict[str, Any] | None) -> tuple[Any, Infos]:
         """Resets all copies, or those that the mask names."""
         ...
 
-    def step(self, actions: Any) -> tuple[Any, Array, Array, Array, Infos]:
+    def step(self, actions: Any) -> tuple[Batch, Infos]:
         """Steps all copies."""
         ...
 
@@ -82,6 +87,7 @@ def make(
                 f"wrappers can't be put around the copies of {spec.id}'s own vector environment: "
                 "vectorization_mode='sync' makes copies that can be wrapped"
             )
+        registration.check_render_mode(kwargs)
         return Native(gymnasium.make_vec(spec, request.num_envs, vectorization_mode="vector_entry_point", **kwargs))
     envs: list[gymnasium.Env[Any, Any]] = []
     try:
@@ -97,7 +103,7 @@ def make(
 class Copies:
     """Copies of an environment, stepped one after the other. Results are as Gymnasium's `SyncVectorEnv` gives them.
 
-    Observations and arrays are buffers that the next call fills again: whoever keeps them copies them.
+    Observations and arrays are buffers that the next call fills again; where all are arrays, they are in shared memory.
 
     Args:
         envs: The copies.
@@ -115,6 +121,7 @@ class Copies:
         count = len(envs)
         self.envs = envs
         self.unwrapped = first.unwrapped
+        self.spec = first.spec
         self.observation_space = first.observation_space
         self.action_space = first.action_space
         self.metadata = {**first.metadata, "autoreset_mode": autoreset_mode.value}
@@ -123,10 +130,14 @@ class Copies:
         self._batched_actions = batch_space(first.action_space, count)
         # The last observation of each copy, and the batch of them.
         self._each: list[Any] = [None] * count
-        self._observations: Any = create_empty_array(first.observation_space, n=count, fn=np.zeros)
-        self._rewards = np.zeros(count)
-        self._terminations = np.zeros(count, np.bool_)
-        self._truncations = np.zeros(count, np.bool_)
+        layout = Layout.of(first.observation_space, count)
+        if layout is None:
+            self.memory: SharedMemory | None = None
+            flags = np.zeros(count), np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+            self._buffers = Batch(*flags, create_empty_array(first.observation_space, n=count, fn=np.zeros))
+        else:
+            self.memory = SharedMemory(layout.size)
+            self._buffers = layout.batch(self.memory.map)
         # The copies whose episode has come to its end.
         self._done: list[bool] = [False] * count
 
@@ -135,17 +146,17 @@ class Copies:
         count = len(self.envs)
         added = Added(count)
         for index in range(count) if mask is None else np.flatnonzero(mask).tolist():
-            self._terminations[index] = self._truncations[index] = self._done[index] = False
+            self._done[index] = False
             seed = None if seeds is None else seeds[index]
             self._each[index], info = self.envs[index].reset(seed=seed, options=options)
             if info:
                 added.add(index, info)
-        return self._batch(), added
+        return self._batch().observation, added
 
-    def step(self, actions: Any) -> tuple[Any, Array, Array, Array, Added]:
+    def step(self, actions: Any) -> tuple[Batch, Added]:
         """Steps all copies, and resets those that the mode says."""
         mode, done = self._mode, self._done
-        rewards, terminations, truncations = self._rewards, self._terminations, self._truncations
+        rewards, terminations, truncations, _ = self._buffers
         observations = self._each
         added = Added(len(self.envs))
         if mode is AutoresetMode.DISABLED and True in done:
@@ -173,11 +184,14 @@ class Copies:
                 observations[index] = observation
             if info:
                 added.add(index, info)
-        return self._batch(), rewards, terminations, truncations, added
+        return self._batch(), added
 
-    def _batch(self) -> Any:
-        self._observations = concatenate(self.observation_space, self._each, self._observations)
-        return self._observations
+    def _batch(self) -> Batch:
+        """The buffers, with the last observations in them."""
+        observation = concatenate(self.observation_space, self._each, self._buffers.observation)
+        if self.memory is None:
+            self._buffers = self._buffers._replace(observation=observation)
+        return self._buffers
 
     def __len__(self) -> int:
         return len(self.envs)
@@ -192,6 +206,8 @@ class Copies:
 
     def close(self) -> None:
         """Closes all copies; what the first that fails raises is raised in the end."""
+        if self.memory is not None:
+            self.memory.close()
         failed: BaseException | None = None
         for env in self.envs:
             try:
@@ -211,7 +227,9 @@ class Native:
 
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         self.env = env
+        self.memory: SharedMemory | None = None
         self.unwrapped = env.unwrapped
+        self.spec = env.spec
         self.observation_space = cast("gymnasium.Space[Any]", cast(Any, env).single_observation_space)
         self.action_space = cast("gymnasium.Space[Any]", cast(Any, env).single_action_space)
         mode = env.metadata.get("autoreset_mode")
@@ -224,9 +242,10 @@ class Native:
             options = {**(options or {}), "reset_mask": mask}
         return self.env.reset(seed=seeds, options=options)
 
-    def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
+    def step(self, actions: Any) -> tuple[Batch, dict[str, Any]]:
         """Steps it."""
-        return cast(Any, self.env.step(actions))
+        observation, rewards, terminations, truncations, infos = cast(Any, self.env.step(actions))
+        return Batch(rewards, terminations, truncations, observation), infos
 
     def __len__(self) -> int:
         return 1

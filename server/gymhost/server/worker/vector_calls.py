@@ -6,12 +6,14 @@ import numpy as np
 
 from gymhost.server.worker import attributes
 from gymhost.server.worker.calls import Asked, Call, asked, fill, nothing, options_of, render_result
+from gymhost.server.worker.shared_memory import SharedMemory
 from gymhost.server.worker.terms import Terms
 from gymhost.server.worker.vector import Infos, VectorSessionEnv
 from gymhost.server.worker.vector_infos import Added
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors, tensors, values
 from gymhost.wire.attributes import pack, unpack
+from gymhost.wire.layout import Batch
 
 
 def _reset_arguments(payload: bytes, terms: Terms) -> tuple[Any, Any, dict[str, Any] | None]:
@@ -21,14 +23,16 @@ def _reset_arguments(payload: bytes, terms: Terms) -> tuple[Any, Any, dict[str, 
     return seeds, mask, options_of(command, terms)
 
 
-def _reset(env: Any, given: tuple[Any, Any, dict[str, Any] | None]) -> Any:
-    return env.reset(*given)
+def _reset(env: VectorSessionEnv, given: tuple[Any, Any, dict[str, Any] | None]) -> Any:
+    observation, infos = env.reset(*given)
+    return None if env.memory is not None else observation, infos
 
 
 def _reset_result(returned: tuple[Any, Infos]) -> bytes:
-    observations, infos = returned
+    observation, infos = returned
     result = pb.ResetResult()
-    fill(observations, result.observation, "observation")
+    if observation is not None:
+        fill(observation, result.observation, "observation")
     _fill_infos(infos, result)
     return result.SerializeToString()
 
@@ -37,19 +41,26 @@ def _actions(payload: bytes, terms: Terms) -> Any:
     return values.decode(pb.StepCommand.FromString(payload).action)
 
 
-def _step(env: Any, actions: Any) -> Any:
-    return env.step(actions)
+def _step(env: VectorSessionEnv, actions: Any) -> Any:
+    batch, infos = env.step(actions)
+    return None if env.memory is not None else batch, infos
 
 
-def _step_result(returned: tuple[Any, Any, Any, Any, Infos]) -> bytes:
-    observations, rewards, terminations, truncations, infos = returned
+def _step_result(returned: tuple[Batch | None, Infos]) -> bytes:
+    batch, infos = returned
     result = pb.StepResult()
-    fill(observations, result.observation, "observation")
-    tensors.encode_array(np.asarray(rewards), result.rewards)
-    tensors.encode_array(np.asarray(terminations), result.terminations)
-    tensors.encode_array(np.asarray(truncations), result.truncations)
+    if batch is not None:
+        fill(batch.observation, result.observation, "observation")
+        tensors.encode_array(np.asarray(batch.rewards), result.rewards)
+        tensors.encode_array(np.asarray(batch.terminations), result.terminations)
+        tensors.encode_array(np.asarray(batch.truncations), result.truncations)
     _fill_infos(infos, result)
     return result.SerializeToString()
+
+
+def packed(memory: SharedMemory) -> bytes:
+    """What makes the payload of a reset or a step whole, whose arrays stayed in shared memory: put it at the end."""
+    return pb.StepResult(packed=memory.copy()).SerializeToString()
 
 
 def _fill_infos(infos: Infos, result: pb.ResetResult | pb.StepResult) -> None:
@@ -82,7 +93,10 @@ def _write(env: VectorSessionEnv, given: Asked) -> Any:
 
 
 def _call(env: VectorSessionEnv, given: Asked) -> Any:
-    return given.name, env.each(lambda env, _: _call_one(env, given))
+    mask = given.mask or bytes([1] * len(env))
+    if len(mask) != len(env):
+        raise errors.InvalidArgument(f"a mask of {len(mask)} bytes does not go with {len(env)} copies")
+    return given.name, env.each(lambda env, index: _call_one(env, given) if mask[index] else None)
 
 
 def _call_one(env: Any, given: Asked) -> Any:
@@ -98,8 +112,8 @@ def _attribute_result(returned: tuple[str, tuple[Any, ...]]) -> bytes:
 
 
 VECTOR_CALLS: dict[int, Call] = {
-    pb.COMMAND_KIND_RESET: Call("reset", _reset_arguments, _reset, None, _reset_result),
-    pb.COMMAND_KIND_STEP: Call("step", _actions, _step, None, _step_result),
+    pb.COMMAND_KIND_RESET: Call("reset", _reset_arguments, _reset, None, _reset_result, in_memory=True),
+    pb.COMMAND_KIND_STEP: Call("step", _actions, _step, None, _step_result, in_memory=True),
     pb.COMMAND_KIND_CALL_TOOL: Call("step", _no_tools, _step, None, _step_result),
     pb.COMMAND_KIND_RENDER: Call("step", nothing, _render, None, render_result),
     pb.COMMAND_KIND_SET_ATTR: Call("step", asked, _write, None, _attribute_result),

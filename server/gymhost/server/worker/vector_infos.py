@@ -90,5 +90,7 @@ def _kind(value: Any) -> _Kind:
     if isinstance(value, np.ndarray):
         array = cast("np.ndarray[Any, Any]", value)
         return array.dtype.str, array.shape
-    number = type(value) in (int, float, bool) or isinstance(value, np.number)
-    return "", cast("type[Any]", type(value)) if number else object
+    kind = cast("Any", type(cast(object, value)))
+    if kind in (int, float, bool) or issubclass(kind, cast(type, np.number)):
+        return "", kind
+    return "", object

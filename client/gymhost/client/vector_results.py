@@ -1,0 +1,124 @@
+"""From the replies of shards to what a vector environment returns."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+
+from gymhost.client import batches
+from gymhost.client.session import parse
+from gymhost.client.shards import Shard
+from gymhost.client.vector_infos import ShardInfo, combine
+from gymhost.v1 import environments_pb2 as pb
+from gymhost.wire import errors, tensors, values
+from gymhost.wire.layout import Batch, Layout
+from gymhost.wire.tensors import Array
+
+__all__ = ["Replied", "Results", "StepResult"]
+
+# What `step` and `recv` return.
+StepResult = tuple[Any, Array, Array, Array, dict[str, Any]]
+
+
+class Replied(NamedTuple):
+    """The reply of a shard to a reset or a step.
+
+    Attributes:
+        shard: The shard.
+        kind: The kind of command.
+        payload: The reply's payload.
+    """
+
+    shard: Shard
+    kind: int
+    payload: bytes
+
+
+class _Part(NamedTuple):
+    batch: Batch
+    info: ShardInfo
+    # Whether the arrays are the reader's own, and not a view of what is filled again or can't be written.
+    own: bool
+
+
+class Results:
+    """Puts the replies of shards together.
+
+    Args:
+        space: The observation space of one copy.
+    """
+
+    def __init__(self, space: gymnasium.Space[Any]) -> None:
+        self._space = space
+        self._layouts: dict[int, Layout] = {}
+
+    def reset(self, replies: Sequence[Replied]) -> tuple[Any, dict[str, Any]]:
+        """What a reset returns."""
+        parts = [self._part(reply) for reply in replies]
+        return self._observation(parts), self._info(replies, parts)
+
+    def step(self, replies: Sequence[Replied]) -> StepResult:
+        """What a step returns. Of a shard that was reset, the rewards are 0."""
+        parts = [self._part(reply) for reply in replies]
+        if len(parts) == 1 and parts[0].own:
+            rewards, terminations, truncations, _ = parts[0].batch
+        else:
+            rewards = np.concatenate([part.batch.rewards for part in parts])
+            terminations = np.concatenate([part.batch.terminations for part in parts])
+            truncations = np.concatenate([part.batch.truncations for part in parts])
+        start = 0
+        for shard, kind, _ in replies:
+            if kind == pb.COMMAND_KIND_RESET:
+                for flags in (rewards, terminations, truncations):
+                    flags[start : start + shard.size] = 0
+            start += shard.size
+        return self._observation(parts), rewards, terminations, truncations, self._info(replies, parts)
+
+    def _observation(self, parts: Sequence[_Part]) -> Any:
+        return batches.join(self._space, [part.batch.observation for part in parts], own=parts[0].own)
+
+    @staticmethod
+    def _info(replies: Sequence[Replied], parts: Sequence[_Part]) -> dict[str, Any]:
+        if not any(part.info for part in parts):
+            return {}
+        return combine([part.info for part in parts], [reply.shard.size for reply in replies])
+
+    def _part(self, reply: Replied) -> _Part:
+        shard, kind, payload = reply
+        if not payload:
+            # The usual thing on the same host: arrays in shared memory, and no infos.
+            return _Part(self._shared(shard), {}, own=False)
+        result = parse(pb.StepResult, payload) if kind == pb.COMMAND_KIND_STEP else parse(pb.ResetResult, payload)
+        info: ShardInfo = {}
+        if result.HasField("info"):
+            info = values.decode(result.info)
+        elif result.HasField("infos"):
+            info = values.decode(result.infos)
+        if result.packed:
+            return _Part(self._layout(shard).batch(result.packed), info, own=False)
+        if not result.HasField("observation"):
+            return _Part(self._shared(shard), info, own=False)
+        if isinstance(result, pb.StepResult):
+            decode = tensors.decode_array
+            flags = decode(result.rewards), decode(result.terminations), decode(result.truncations)
+        else:
+            flags = np.zeros(shard.size), np.zeros(shard.size, np.bool_), np.zeros(shard.size, np.bool_)
+        return _Part(Batch(*flags, values.decode(result.observation)), info, own=True)
+
+    def _shared(self, shard: Shard) -> Batch:
+        """What the worker left in the memory that it shares."""
+        link = shard.lane.link
+        if link is None or link.memory is None:
+            raise errors.DecodeError("the server's reply has no observation")
+        if shard.memory is not link.memory:
+            shard.memory = link.memory
+            shard.batch = self._layout(shard).batch(link.memory)
+        assert shard.batch is not None
+        return shard.batch
+
+    def _layout(self, shard: Shard) -> Layout:
+        layout = self._layouts.get(shard.size)
+        if layout is None:
+            layout = self._layouts[shard.size] = Layout(self._space, shard.size)
+        return layout
