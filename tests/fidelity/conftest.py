@@ -1,14 +1,9 @@
 """The server that the tests of this folder talk to, on each of its two ways."""
 
 import contextlib
-import importlib
-import os
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import ale_py
-import gymnasium
 import pytest
 
 from gymhost import client
@@ -16,21 +11,12 @@ from gymhost.client import RemoteEnv
 from support import environments, trait_environments
 from support.fixtures import path, server, start_server
 from support.server import ServerProcess
+from support.simulators import elsewhere
 from support.vectors import MODULES
 
-__all__ = ["path", "server", "start_server"]
+__all__ = ["elsewhere", "path", "server", "start_server"]
 
 Make = Callable[..., RemoteEnv]
-
-gymnasium.register_envs(ale_py)
-
-with warnings.catch_warnings():
-    # SWIG's own, which would end the process where it is an error.
-    warnings.filterwarnings("ignore", "builtin type .* has no __module__ attribute", DeprecationWarning)
-    importlib.import_module("Box2D")  # so that no test is the first to import it
-
-# MuJoCo looks for a screen unless told that there is none.
-os.environ["MUJOCO_GL"] = "egl"
 
 
 @pytest.fixture(scope="session", params=[True, False], ids=["direct", "grpc"])
@@ -52,9 +38,3 @@ def knobs() -> Iterator[ServerProcess]:
     """A server for those who try what clients may reach: leave it as it was."""
     with ServerProcess(modules=[environments.__name__, trait_environments.__name__]) as process:
         yield process
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Runs each test in a folder of its own, for what environments write."""
-    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))

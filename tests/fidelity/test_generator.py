@@ -95,6 +95,7 @@ def test_nothing_more_is_sent_where_nobody_asks_for_it(remote: Make, monkeypatch
 def test_spaces_sample_as_local_ones_do(remote: Make):
     local = gymnasium.make("Pendulum-v1")
     with remote("Pendulum-v1") as env, remote("Pendulum-v1") as other:
+        assert not np.array_equal(env.action_space.sample(), other.action_space.sample())
         env.action_space.seed(5)
         local.action_space.seed(5)
         other.action_space.seed(6)

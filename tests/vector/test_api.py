@@ -1,5 +1,6 @@
 """What remote vectors offer beside `reset` and `step`, and what they say when something is wrong."""
 
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from gymhost.client import EnvironmentFault, InvalidArgument, RemoteVectorEnv, ResetNeeded, SessionClosed
 from support.compare import assert_same
-from support.vectors import Remote, Twins, local_vector
+from support.vectors import MODULES, Remote, Twins, local_vector
 
 ID = "test/SpacesPositionAndGoal-v0"
 COPIES = 5
@@ -108,16 +109,15 @@ def test_some_copies_are_reset(remote: Remote, mode: AutoresetMode):
 )
 def test_a_mask_that_is_none(twins: Twins, mask: Any):
     twins.reset(0)
-    for env in (twins.remote, twins.local):
-        with pytest.raises((TypeError, ValueError), match="reset_mask"):
-            env.reset(options={"reset_mask": mask})
+    with pytest.raises((TypeError, ValueError), match="reset_mask"):
+        twins.remote.reset(options={"reset_mask": mask})
     twins.reset(1)
 
 
 def test_too_few_seeds(twins: Twins):
-    for env in (twins.remote, twins.local):
-        with pytest.raises(ValueError, match="5"):
-            env.reset(seed=[1, 2, 3])
+    with pytest.raises(ValueError, match="5"):
+        twins.remote.reset(seed=[1, 2, 3])
+    twins.reset(1)
 
 
 # -- steps -------------------------------------------------------------------------------------------------------------
@@ -239,7 +239,55 @@ def test_its_spec(remote: Remote, id: str):
             assert_same(again.remote.spec.max_episode_steps, here.max_episode_steps)
 
 
+def test_it_is_made_through_gymnasium(remote: Remote):
+    there = gymnasium.make_vec(
+        "gymhost.client:gymhost/Remote-v0",
+        COPIES,
+        environment_id=ID,
+        modules=MODULES,
+        direct=remote.direct,
+        shards=2,
+        autoreset_mode=AutoresetMode.SAME_STEP,
+    )
+    with Twins(there, local_vector(ID, COPIES, AutoresetMode.SAME_STEP)) as twins:
+        assert isinstance(there, RemoteVectorEnv)
+        assert twins.play(20) >= COPIES
+
+
+def test_a_pickled_one_makes_another(twins: Twins):
+    twins.reset(1)
+    with Twins(pickle.loads(pickle.dumps(twins.remote)), local_vector(ID, COPIES)) as others:
+        others.compare_descriptions()
+        others.play(5)
+    twins.reset(2)
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_autoreset_modes_have_names(remote: Remote, mode: AutoresetMode):
+    with Twins(remote.make_vec(ID, 1, shards=1, autoreset_mode=mode.value), local_vector(ID, 1, mode)) as twins:
+        twins.compare_descriptions()
+        assert twins.play(20) >= 3
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"autoreset_mode": "Sometimes"}, {"vectorization_mode": "async"}, {"shards": 0}, {"shards": 6}, {"num_envs": 0}],
+    ids=str,
+)
+def test_what_cannot_be_made(remote: Remote, wrong: dict[str, Any]):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        remote.make_vec(ID, **({"num_envs": COPIES} | wrong))
+
+
 def test_it_tells_what_it_is(fragile: RemoteVectorEnv):
     text = str(fragile)
     assert "test/Fragile-v0" in text
     assert str(COPIES) in text
+
+
+def test_each_samples_by_itself(remote: Remote):
+    one, other = [remote.make_vec("Pendulum-v1", 3) for _ in range(2)]
+    for space in ("action_space", "single_action_space", "observation_space"):
+        assert not np.array_equal(getattr(one, space).sample(), getattr(other, space).sample())
+    one.close()
+    other.close()

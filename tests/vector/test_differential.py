@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from gymnasium.vector import AutoresetMode
 
+import gymhost.envs.shelf  # noqa: F401 - registers the conversations
 from support.spaces_environments import SPACES
 from support.vectors import MODES, Remote, Twins, ids_of, local_vector
 
@@ -67,6 +68,14 @@ def test_any_number_of_shards(remote: Remote, id: str, shards: int, mode: Autore
     with beside(remote, id, mode, shards=shards) as twins:
         twins.compare_descriptions()
         assert twins.play(60) >= 2
+
+
+@modes
+@pytest.mark.parametrize("name", ["Echo", "GuessNumber"])
+def test_conversations(remote: Remote, name: str, mode: AutoresetMode):
+    with beside(remote, f"gymhost/{name}-v0", mode) as twins:
+        twins.compare_descriptions()
+        assert twins.play(15) >= COPIES
 
 
 def test_episodes_of_their_full_length(remote: Remote):

@@ -270,7 +270,7 @@ def render(about: dict[str, Any], plan: "Plan", results: "dict[tuple[str, bool],
                 _median([one.p99 * 1e3 for one in figures]),
                 _median([one.client_cpu * 1e6 for one in figures]),
                 _median([one.server_cpu * 1e6 for one in figures if one.server_cpu is not None]),
-                _median([one.memory / 1024 for one in figures if one.memory is not None]),
+                _median([one.memory for one in figures if one.memory is not None], _kib),
                 _median([one.ready * 1e3 for one in figures]),
             ]
         )
@@ -293,11 +293,12 @@ def render(about: dict[str, Any], plan: "Plan", results: "dict[tuple[str, bool],
 def _ratio(hosted: "list[Figures]", local: "list[Figures] | None") -> str:
     """What is hosted over what is in this process, in the same round."""
     pairs = zip(hosted, local or [], strict=False)
-    return _spread([one.steps_per_second / other.steps_per_second for one, other in pairs], "{:.2f}".format)
+    return _spread([one.steps_per_second / other.steps_per_second for one, other in pairs], _short)
 
 
-def _median(values: Iterable[float]) -> str:
-    return _short(statistics.median(found)) if (found := list(values)) else ""
+def _median(values: Iterable[float], form: Callable[[float], str] | None = None) -> str:
+    found = list(values)
+    return (form or _short)(statistics.median(found)) if found else ""
 
 
 def _spread(values: Sequence[float], form: Callable[[float], str]) -> str:
@@ -307,7 +308,12 @@ def _spread(values: Sequence[float], form: Callable[[float], str]) -> str:
 
 
 def _short(value: float) -> str:
-    """A number with three figures that tell."""
-    if value < 0.005:
-        return "0"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    """A number with the figures that tell."""
+    if value >= 10:
+        return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+    return f"{value:.2f}" if value >= 1 else f"{value:.2g}"
+
+
+def _kib(size: float) -> str:
+    # Small ones go into what the heap of a fresh process has left.
+    return f"{size / 1024:,.0f}" if size >= 1024 else "<1"

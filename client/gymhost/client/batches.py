@@ -71,5 +71,6 @@ def join(space: _Space, parts: Sequence[Any], *, own: bool) -> Any:
 
 def _parts(space: Any) -> dict[Any, _Space]:
     """The spaces within a Dict or a Tuple, by what picks their batches."""
-    within: Any = space.spaces
-    return within if isinstance(within, dict) else dict(enumerate(within))
+    if isinstance(space, spaces.Dict):
+        return cast("dict[Any, _Space]", cast(Any, space).spaces)
+    return dict(enumerate(cast("tuple[_Space, ...]", space.spaces)))

@@ -3,7 +3,7 @@
 import asyncio
 import copy
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gymhost.client.direct import DirectLink, folder_of
@@ -83,6 +83,16 @@ class Connection:
         if self.dead is not None:
             raise copy.copy(self.dead)
         self.submit_all((pending,))
+
+    def submit_together(self, batch: Sequence[Pending]) -> None:
+        """Sends commands that threads wait for; where the connection is closed, or a session has ended, they fail."""
+        for pending in batch:
+            ended = self.dead or (pending.lane.ended if pending.lane is not None else None)
+            if ended is not None:
+                pending.fail(ended)
+        going = [pending for pending in batch if not pending.code]
+        if going:
+            self.submit_all(going)
 
     def submit_all(self, batch: Iterable[Pending]) -> None:
         """Sends commands on the stream."""

@@ -1,7 +1,6 @@
 """`make`: an environment on a server as a plain Gymnasium environment, usable from any thread."""
 
 import contextlib
-import copy
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -32,7 +31,7 @@ from gymhost.client.session import (
 )
 from gymhost.client.thread_link import ThreadLane
 from gymhost.v1 import environments_pb2 as pb
-from gymhost.wire import errors, values
+from gymhost.wire import errors, spaces, values
 from gymhost.wire.attributes import is_public, state_of
 
 __all__ = ["RemoteEnv", "make", "make_remote", "remake"]
@@ -76,9 +75,9 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         self._methods: set[str] = set()
         # The generator that was handed out since the last command, and its state then.
         self._lent: tuple[np.random.Generator, bytes] | None = None
-        # Each environment samples by itself, as local ones do.
-        self.observation_space = copy.deepcopy(made.observation_space)
-        self.action_space = copy.deepcopy(made.action_space)
+        # Not those that sessions share: each environment samples by itself, as local ones do.
+        self.observation_space = spaces.decode(response.observation_space)
+        self.action_space = spaces.decode(response.action_space)
         self.metadata = _metadata(made)
         self.render_mode = made.render_mode
         self.tools = made.tools

@@ -87,8 +87,8 @@ class Made:
     """What the server said of a session that it made."""
 
     def __init__(self, response: pb.CreateSessionResponse) -> None:
-        self.observation_space = space(response.observation_space)
-        self.action_space = space(response.action_space)
+        self.observation_space = _space(response.observation_space)
+        self.action_space = _space(response.action_space)
         self.metadata: dict[str, Any] = values.decode(response.metadata)
         self.render_mode = response.render_mode or None
         self.conversational = response.conversational
@@ -110,7 +110,7 @@ def tool_dict(tool: pb.ToolSpec) -> dict[str, Any]:
     return {"name": tool.name, "description": tool.description, "parameters": parameters}
 
 
-def space(message: values_pb2.Space) -> gymnasium.Space[Any]:
+def _space(message: values_pb2.Space) -> gymnasium.Space[Any]:
     """A space, which is shared with whoever has an equal one."""
     key = message.SerializeToString(deterministic=True)
     known = _spaces.get(key)

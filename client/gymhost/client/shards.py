@@ -15,6 +15,7 @@ from gymhost.client.thread_link import ThreadLane
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors
 from gymhost.wire.layout import Batch
+from gymhost.wire.tensors import Array
 
 __all__ = ["Shard", "Shards"]
 
@@ -28,8 +29,8 @@ class Shard:
         size: How many copies it has.
         lane: What drives it.
         pending: The command that it was sent and that nobody has taken the reply of yet.
-        memory: The memory that its worker shares, and its arrays there, once they were needed.
-        batch: See `memory`.
+        memory: The memory that its worker shares, once it was needed; or the words that were sent in its place.
+        batch: The arrays there.
     """
 
     __slots__ = ("batch", "first", "index", "lane", "memory", "pending", "size")
@@ -40,7 +41,7 @@ class Shard:
         self.size = size
         self.lane = lane
         self.pending: ThreadPending | None = None
-        self.memory: mmap.mmap | None = None
+        self.memory: mmap.mmap | Array | None = None
         self.batch: Batch | None = None
 
 
@@ -81,7 +82,7 @@ class Shards:
         try:
             for size in sizes:
                 request = options.request()
-                request.MergeFrom(pb.CreateSessionRequest(num_envs=size, **vector))
+                request.MergeFrom(pb.CreateSessionRequest(num_envs=size, changes=True, **vector))
                 creates.append(connection.begin_call(pb.COMMAND_KIND_CREATE, request, timeout=create_timeout))
             first = 0
             for create, size in zip(creates, sizes, strict=True):
@@ -119,12 +120,19 @@ class Shards:
         Raises:
             Error: One could not be sent; those that were are waited for.
         """
-        for shard, payload in zip(self.all if shards is None else shards, payloads, strict=True):
-            try:
-                shard.pending = shard.lane.begin(kind, payload)
-            except BaseException:
-                self.drain()
-                raise
+        on_stream: list[ThreadPending] = []
+        try:
+            for shard, payload in zip(self.all if shards is None else shards, payloads, strict=True):
+                pending = shard.lane.prepare(kind, payload)
+                if not shard.lane.send(pending):
+                    on_stream.append(pending)
+                shard.pending = pending
+        except BaseException:
+            self._connection.submit_together(on_stream)
+            self.drain()
+            raise
+        # In one frame, so that they arrive together.
+        self._connection.submit_together(on_stream)
 
     def finish(self) -> list[bytes]:
         """Waits for the replies of all shards.

@@ -146,15 +146,17 @@ class ThreadLane:
             Error: It failed.
         """
         with self._turn:
-            pending = self.begin(kind, payload)
+            pending = self.prepare(kind, payload)
+            if not self.send(pending):
+                self.to_stream(pending)
             try:
                 return self.finish(pending)
             except KeyboardInterrupt:
                 self.cancel(pending)
                 raise
 
-    def begin(self, kind: int, payload: bytes) -> ThreadPending:
-        """Sends a command, once the one before it has its reply.
+    def prepare(self, kind: int, payload: bytes) -> ThreadPending:
+        """Makes a command the session's next, once the one before it has its reply. It is to be sent then.
 
         Raises:
             Error: The session has ended, or the payload is too large.
@@ -166,12 +168,17 @@ class ThreadLane:
             lane.until_free().result()
         pending = ThreadPending(lane, lane.number, kind, payload)
         lane.begin(pending)
-        link = self.link
-        if link is None and self._may_link and connection.folder is not None:
-            link = self._open()
-        if link is None or not link.send(pending):
-            self.to_stream(pending)
         return pending
+
+    def send(self, pending: ThreadPending) -> bool:
+        """Sends a command over the session's own socket; False where it has to go on the stream."""
+        link = self.link
+        if link is None and self._may_link and self._connection.folder is not None:
+            link = self._open()
+        if link is None or link.send(pending):
+            return link is not None
+        self.close()
+        return False
 
     def finish(self, pending: ThreadPending) -> bytes:
         """Waits for the reply to a command.
@@ -208,8 +215,4 @@ class ThreadLane:
     def to_stream(self, pending: ThreadPending) -> None:
         """Has a command go on the stream, whether it was sent elsewhere before or not: it never runs twice."""
         self.close()
-        ended = self.lane.ended or self._connection.dead
-        if ended is not None:
-            pending.fail(ended)
-        else:
-            self._connection.submit(pending)
+        self._connection.submit_together((pending,))

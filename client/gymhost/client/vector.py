@@ -1,6 +1,5 @@
 """`make_vec`: many copies of an environment on a server as one Gymnasium vector environment."""
 
-import copy
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
@@ -15,11 +14,11 @@ from gymnasium.vector.utils import batch_space
 from gymhost.client import batches
 from gymhost.client.api import RemoteServer, connect
 from gymhost.client.attributes import decode_attribute, encode_call, encode_set, missing_as_usual
-from gymhost.client.session import SessionOptions, decode_render, encode_step, space
+from gymhost.client.session import SessionOptions, decode_render, encode_step
 from gymhost.client.shards import Shard, Shards
 from gymhost.client.vector_results import Replied, Results, StepResult
 from gymhost.v1 import environments_pb2 as pb
-from gymhost.wire import errors, values
+from gymhost.wire import errors, spaces, values
 from gymhost.wire.attributes import pack, unpack
 from gymhost.wire.tensors import Array
 
@@ -101,17 +100,18 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
         self.batch_size = batch_size or num_envs
         self.render_mode = made.render_mode
         self.metadata = {**made.metadata, "autoreset_mode": _mode(made.metadata.get("autoreset_mode") or mode)}
-        # Spaces of its own, since each has a random generator.
-        self.single_observation_space = copy.deepcopy(made.observation_space)
-        self.single_action_space = copy.deepcopy(made.action_space)
+        # Not those that sessions share: each environment samples by itself, as local ones do.
+        response = self._shards.response
+        observations, actions = spaces.decode(response.observation_space), spaces.decode(response.action_space)
+        self.single_observation_space = observations
+        self.single_action_space = actions
         self._native = native
         if native:
-            response = self._shards.response
-            self.observation_space = copy.deepcopy(space(response.batched_observation_space))
-            self.action_space = copy.deepcopy(space(response.batched_action_space))
+            self.observation_space = spaces.decode(response.batched_observation_space)
+            self.action_space = spaces.decode(response.batched_action_space)
         else:
-            self.observation_space = batch_space(made.observation_space, num_envs)
-            self.action_space = batch_space(made.action_space, num_envs)
+            self.observation_space = batch_space(observations, num_envs)
+            self.action_space = batch_space(actions, num_envs)
         self.spec = self._make_spec()
         self._single_action_space = made.action_space
         self._results = Results(made.observation_space)

@@ -95,8 +95,8 @@ class Results:
             info = values.decode(result.info)
         elif result.HasField("infos"):
             info = values.decode(result.infos)
-        if result.packed:
-            return _Part(self._layout(shard).batch(result.packed), info, own=False)
+        if result.packed or result.HasField("changes"):
+            return _Part(self._sent(shard, result.packed, result.changes), info, own=False)
         if not result.HasField("observation"):
             return _Part(self._shared(shard), info, own=False)
         if isinstance(result, pb.StepResult):
@@ -114,6 +114,24 @@ class Results:
         if shard.memory is not link.memory:
             shard.memory = link.memory
             shard.batch = self._layout(shard).batch(link.memory)
+        assert shard.batch is not None
+        return shard.batch
+
+    def _sent(self, shard: Shard, packed: bytes, changes: pb.Changes) -> Batch:
+        """What was sent in place of shared memory; kept, since the next result may tell only what has changed."""
+        kept = shard.memory
+        if packed:
+            words = np.frombuffer(packed, np.uint64)
+            if isinstance(kept, np.ndarray) and len(kept) == len(words):
+                kept[:] = words
+            else:
+                shard.memory = words.copy()
+                shard.batch = self._layout(shard).batch(shard.memory.data.cast("B"))
+        else:
+            positions = np.frombuffer(changes.positions, np.uint32)
+            if not isinstance(kept, np.ndarray) or (len(positions) and positions.max() >= len(kept)):
+                raise errors.DecodeError("the server's reply tells what has changed in something else")
+            kept[positions] = np.frombuffer(changes.words, np.uint64)
         assert shard.batch is not None
         return shard.batch
 

@@ -655,6 +655,7 @@ class ResetResult(google.protobuf.message.Message):
     INFO_FIELD_NUMBER: builtins.int
     INFOS_FIELD_NUMBER: builtins.int
     PACKED_FIELD_NUMBER: builtins.int
+    CHANGES_FIELD_NUMBER: builtins.int
     packed: builtins.bytes
     """In place of `observation`, for a vector session whose batches are arrays; see StepResult."""
     @property
@@ -671,6 +672,8 @@ class ResetResult(google.protobuf.message.Message):
         order in which they are added to the vector info.
         """
 
+    @property
+    def changes(self) -> global___Changes: ...
     def __init__(
         self,
         *,
@@ -678,9 +681,10 @@ class ResetResult(google.protobuf.message.Message):
         info: gymhost.v1.values_pb2.Value | None = ...,
         infos: gymhost.v1.values_pb2.Value | None = ...,
         packed: builtins.bytes = ...,
+        changes: global___Changes | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["info", b"info", "infos", b"infos", "observation", b"observation"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["info", b"info", "infos", b"infos", "observation", b"observation", "packed", b"packed"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["changes", b"changes", "info", b"info", "infos", b"infos", "observation", b"observation"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["changes", b"changes", "info", b"info", "infos", b"infos", "observation", b"observation", "packed", b"packed"]) -> None: ...
 
 global___ResetResult = ResetResult
 
@@ -718,6 +722,7 @@ class StepResult(google.protobuf.message.Message):
     TRUNCATIONS_FIELD_NUMBER: builtins.int
     INFOS_FIELD_NUMBER: builtins.int
     PACKED_FIELD_NUMBER: builtins.int
+    CHANGES_FIELD_NUMBER: builtins.int
     reward: builtins.float
     """The reward of a scalar environment."""
     terminated: builtins.bool
@@ -728,8 +733,8 @@ class StepResult(google.protobuf.message.Message):
     """In place of `observation`, `rewards`, `terminations` and `truncations`, for a vector session of copies whose batches are all
     arrays: these arrays in one buffer. First the rewards (f8), terminations and truncations (b1), an element a copy; then the
     batched observation, an array for each leaf of the space in its order; little-endian, in C order, each beginning at the
-    next multiple of 64 bytes. Where neither this nor `observation` is there, the buffer is the memory that the worker shared
-    with the client (Attached.shared_bytes), and holds until the session's next command.
+    next multiple of 64 bytes, and so does what would follow. Where none of this, `changes` and `observation` is there, the
+    buffer is the memory that the worker shared with the client (Attached.shared_bytes), and holds until the next command.
     """
     @property
     def observation(self) -> gymhost.v1.values_pb2.Value: ...
@@ -751,6 +756,10 @@ class StepResult(google.protobuf.message.Message):
         order in which they are added to the vector info.
         """
 
+    @property
+    def changes(self) -> global___Changes:
+        """In place of `packed`, for a client that asked for it (CreateSessionRequest.changes)."""
+
     def __init__(
         self,
         *,
@@ -765,11 +774,34 @@ class StepResult(google.protobuf.message.Message):
         truncations: gymhost.v1.values_pb2.Tensor | None = ...,
         infos: gymhost.v1.values_pb2.Value | None = ...,
         packed: builtins.bytes = ...,
+        changes: global___Changes | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["info", b"info", "infos", b"infos", "observation", b"observation", "rewards", b"rewards", "terminations", b"terminations", "truncations", b"truncations"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["info", b"info", "infos", b"infos", "observation", b"observation", "packed", b"packed", "reward", b"reward", "reward_invalid", b"reward_invalid", "rewards", b"rewards", "terminated", b"terminated", "terminations", b"terminations", "truncated", b"truncated", "truncations", b"truncations"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["changes", b"changes", "info", b"info", "infos", b"infos", "observation", b"observation", "rewards", b"rewards", "terminations", b"terminations", "truncations", b"truncations"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["changes", b"changes", "info", b"info", "infos", b"infos", "observation", b"observation", "packed", b"packed", "reward", b"reward", "reward_invalid", b"reward_invalid", "rewards", b"rewards", "terminated", b"terminated", "terminations", b"terminations", "truncated", b"truncated", "truncations", b"truncations"]) -> None: ...
 
 global___StepResult = StepResult
+
+@typing.final
+class Changes(google.protobuf.message.Message):
+    """What has changed in the buffer of a vector session since the reset or step before, whose result the client has kept."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    POSITIONS_FIELD_NUMBER: builtins.int
+    WORDS_FIELD_NUMBER: builtins.int
+    positions: builtins.bytes
+    """The eight-byte words that have changed, counted from the beginning of the buffer: u4, little-endian."""
+    words: builtins.bytes
+    """What they are now: as many words."""
+    def __init__(
+        self,
+        *,
+        positions: builtins.bytes = ...,
+        words: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["positions", b"positions", "words", b"words"]) -> None: ...
+
+global___Changes = Changes
 
 @typing.final
 class CallToolCommand(google.protobuf.message.Message):
@@ -1121,6 +1153,7 @@ class CreateSessionRequest(google.protobuf.message.Message):
     IDLE_TIMEOUT_MS_FIELD_NUMBER: builtins.int
     VECTORIZATION_FIELD_NUMBER: builtins.int
     WRAPPERS_FIELD_NUMBER: builtins.int
+    CHANGES_FIELD_NUMBER: builtins.int
     environment_id: builtins.str
     idempotency_key: builtins.bytes
     """16 random bytes made by the client. A create with a key that the caller used before gives the same session."""
@@ -1138,6 +1171,8 @@ class CreateSessionRequest(google.protobuf.message.Message):
     """
     vectorization: global___Vectorization.ValueType
     """For a vector session."""
+    changes: builtins.bool
+    """The client of a vector session keeps the last batch, so that a result may tell only what has changed."""
     @property
     def kwargs(self) -> gymhost.v1.values_pb2.Value:
         """Keyword arguments for the environment, a map; `render_mode` is one of them."""
@@ -1159,9 +1194,10 @@ class CreateSessionRequest(google.protobuf.message.Message):
         idle_timeout_ms: builtins.int = ...,
         vectorization: global___Vectorization.ValueType = ...,
         wrappers: collections.abc.Iterable[global___WrapperSpec] | None = ...,
+        changes: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_task", b"_task", "kwargs", b"kwargs", "task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_task", b"_task", "autoreset_mode", b"autoreset_mode", "environment_id", b"environment_id", "idempotency_key", b"idempotency_key", "idle_timeout_ms", b"idle_timeout_ms", "kwargs", b"kwargs", "num_envs", b"num_envs", "split", b"split", "task", b"task", "vectorization", b"vectorization", "wrappers", b"wrappers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_task", b"_task", "autoreset_mode", b"autoreset_mode", "changes", b"changes", "environment_id", b"environment_id", "idempotency_key", b"idempotency_key", "idle_timeout_ms", b"idle_timeout_ms", "kwargs", b"kwargs", "num_envs", b"num_envs", "split", b"split", "task", b"task", "vectorization", b"vectorization", "wrappers", b"wrappers"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_task", b"_task"]) -> typing.Literal["task"] | None: ...
 
 global___CreateSessionRequest = CreateSessionRequest

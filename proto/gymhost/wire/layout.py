@@ -2,7 +2,8 @@
 
 The buffer has the rewards (float64), the terminations and the truncations (bool) of all copies, then the batched
 observation with one array for each leaf of the space, in the space's order. All are little-endian and in C order;
-each begins at a multiple of 64 bytes. Both sides know the space and the number of copies, and so the layout.
+each begins, and the buffer ends, at a multiple of 64 bytes. Both sides know the space and the number of copies, and so
+the layout.
 """
 
 import math
@@ -56,6 +57,7 @@ class Layout:
         self._count = count
         self._flags = [self._place(np.dtype(dtype), (count,)) for dtype in ("<f8", "?", "?")]
         self._observation = self._plan(space)
+        self.size = _aligned(self.size)
 
     @classmethod
     def of(cls, space: gymnasium.Space[Any], count: int) -> "Layout | None":
@@ -77,7 +79,7 @@ class Layout:
         return Batch(rewards, terminations, truncations, _build(buffer, self._observation))
 
     def _place(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> _Leaf:
-        start = -(-self.size // _ALIGN) * _ALIGN
+        start = _aligned(self.size)
         self.size = start + math.prod(shape) * dtype.itemsize
         return dtype, shape, start
 
@@ -93,6 +95,10 @@ class Layout:
         if isinstance(space, spaces.Tuple):
             return [self._plan(each) for each in cast("tuple[Any, ...]", cast(Any, space).spaces)]
         raise TypeError(f"the batch of {space} is no array")
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN
 
 
 def _build(buffer: Any, plan: Any) -> Any:

@@ -2,8 +2,9 @@
 
 import abc
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, cast
 
 import gymnasium
@@ -120,6 +121,29 @@ class Session(abc.ABC):
         self.limit = limit
         self.deadline = time.monotonic() + seconds if seconds else 0.0
 
+    @contextlib.contextmanager
+    def resetting(self) -> Generator[None]:
+        """Puts a reset that is part of a step under the limit of resets; its time is not the step's."""
+        limit, deadline, began = self.limit, self.deadline, time.monotonic()
+        seconds = self.hosting.reset_timeout
+        until = began + seconds if seconds else 0.0
+        if (limit != "command" or 0.0 < until < deadline) and self.unwatch():
+            self.limit, self.deadline = "reset", until
+            self.watch()
+        yield  # what the reset raises is the end of the step
+        if self.unwatch():  # else the session was given up
+            own = deadline and limit != "command"
+            self.limit, self.deadline = limit, deadline + time.monotonic() - began if own else deadline
+            self.watch()
+
+    def watch(self) -> None:
+        """Has the running call ended when `deadline` passes."""
+        self.host.watch(self)
+
+    def unwatch(self) -> bool:
+        """Ends that; False where the call was given up meanwhile."""
+        return self.host.unwatch(self)
+
     def overrun(self) -> str:
         """What to say of a call that went past its deadline."""
         setting = {
@@ -145,7 +169,7 @@ class Session(abc.ABC):
         """Makes the environment on the calling thread."""
         kwargs: Any = values.decode(request.kwargs) if request.HasField("kwargs") else {}
         if request.num_envs:
-            self.env = vector.make(request, kwargs, self.terms.wrappers)
+            self.env = vector.make(request, kwargs, self.terms.wrappers, self.resetting)
         else:
             self.env = wrap(make(self.environment_id, **kwargs), self.terms.wrappers)
 
@@ -198,6 +222,13 @@ class InlineSession(Session):
         output.inline = ""
         watchdog.deadline = 0.0
         self.finish(code, reply)
+
+    def watch(self) -> None:
+        self.host.watchdog.deadline = self.deadline
+
+    def unwatch(self) -> bool:
+        self.host.watchdog.deadline = 0.0
+        return True
 
     def start(self, request: pb.CreateSessionRequest, done: Done) -> None:
         self._guarded("reset", self.hosting.reset_timeout, lambda: self.make(request), done)

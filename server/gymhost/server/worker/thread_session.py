@@ -14,9 +14,9 @@ from gymhost.envs.registration import Hosting
 from gymhost.server.worker.calls import Call
 from gymhost.server.worker.failure import failure, unimplemented
 from gymhost.server.worker.output import current_session
+from gymhost.server.worker.packing import Packing
 from gymhost.server.worker.session import CLOSE_LIMIT, Done, Session
 from gymhost.server.worker.shared_memory import SharedMemory
-from gymhost.server.worker.vector_calls import packed
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors
 from gymhost.wire.frames import SocketFrames, pack
@@ -35,7 +35,7 @@ class ThreadSession(Session):
     a command on the stream for one, ends that: the socket is shut, and the client goes on with the stream.
     """
 
-    __slots__ = ("_done", "_end", "_in_memory", "_lock", "_queue")
+    __slots__ = ("_changes", "_done", "_end", "_in_memory", "_lock", "_packing", "_queue")
 
     def __init__(self, host: "Host", lane: int, request: pb.CreateSessionRequest, hosting: Hosting) -> None:
         super().__init__(host, lane, request, hosting)
@@ -49,6 +49,8 @@ class ThreadSession(Session):
         self._lock = threading.RLock()
         # Whether the arrays of the last reply are not in it, but in the memory that is shared with the client.
         self._in_memory = False
+        self._changes = request.changes
+        self._packing: Packing | None = None
 
     # -- on the event loop ---------------------------------------------------------------------------------------------
 
@@ -195,6 +197,8 @@ class ThreadSession(Session):
             self.reply = reply
             self.busy = False
             self._in_memory = call is not None and call.in_memory and not code
+            if self._in_memory and self._packing is not None:
+                self._packing.forget()
             if self.idle_limit:
                 self.touched = time.monotonic()
             here = self._end is frames.end
@@ -220,7 +224,9 @@ class ThreadSession(Session):
     def _whole(self, reply: bytes) -> tuple[int, bytes]:
         memory: SharedMemory | None = self.env.memory
         if memory is not None:
-            reply += packed(memory)
+            if self._packing is None:
+                self._packing = Packing(memory, changes=self._changes)
+            reply += self._packing.pack()
             if len(reply) > self.host.max_payload:
                 return failure(self.host.too_large(reply))
         return 0, reply

@@ -1,5 +1,6 @@
 """Vector sessions: copies of an environment that are stepped in a loop, or the environment's own vector form."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
@@ -24,6 +25,8 @@ _AUTORESET = {
     pb.AUTORESET_MODE_DISABLED: AutoresetMode.DISABLED,
 }
 
+# What a reset within a step runs in.
+Resetting = Callable[[], contextlib.AbstractContextManager[None]]
 # What comes with an observation: Gymnasium's vector info as it is, or what each copy added to it.
 Infos = dict[str, Any] | Added
 
@@ -65,7 +68,10 @@ class VectorSessionEnv(Protocol):
 
 
 def make(
-    request: pb.CreateSessionRequest, kwargs: dict[str, Any], wrappers: Sequence[wrapping.Wrapping]
+    request: pb.CreateSessionRequest,
+    kwargs: dict[str, Any],
+    wrappers: Sequence[wrapping.Wrapping],
+    resetting: Resetting,
 ) -> VectorSessionEnv:
     """Makes what a vector session runs.
 
@@ -73,6 +79,7 @@ def make(
         request: What the client asked for.
         kwargs: Keyword arguments for the environment.
         wrappers: What to put around each copy.
+        resetting: What resets within a step are to run in, each.
 
     Raises:
         InvalidArgument: The environment has no such form.
@@ -93,7 +100,7 @@ def make(
     try:
         for _ in range(request.num_envs):
             envs.append(wrapping.wrap(registration.make(request.environment_id, **kwargs), wrappers))  # noqa: PERF401 - what was made is closed where one can't be
-        return Copies(envs, _AUTORESET[request.autoreset_mode])
+        return Copies(envs, _AUTORESET[request.autoreset_mode], resetting)
     except BaseException:
         for env in envs:
             env.close()
@@ -108,12 +115,15 @@ class Copies:
     Args:
         envs: The copies.
         autoreset_mode: When a copy that has come to the end of its episode is reset.
+        resetting: What resets within a step run in, each.
 
     Raises:
         EnvironmentFault: The copies' spaces differ.
     """
 
-    def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]], autoreset_mode: AutoresetMode) -> None:
+    def __init__(
+        self, envs: Sequence[gymnasium.Env[Any, Any]], autoreset_mode: AutoresetMode, resetting: Resetting
+    ) -> None:
         first = envs[0]
         for env in envs:
             if env.observation_space != first.observation_space or env.action_space != first.action_space:
@@ -127,6 +137,7 @@ class Copies:
         self.metadata = {**first.metadata, "autoreset_mode": autoreset_mode.value}
         self.render_mode = first.render_mode
         self._mode = autoreset_mode
+        self._resetting = resetting
         self._batched_actions = batch_space(first.action_space, count)
         # The last observation of each copy, and the batch of them.
         self._each: list[Any] = [None] * count
@@ -168,7 +179,8 @@ class Copies:
         given = iterate(self._batched_actions, actions)
         for index, (env, action) in enumerate(zip(self.envs, given, strict=True)):
             if done[index] and mode is AutoresetMode.NEXT_STEP:
-                observations[index], info = env.reset()
+                with self._resetting():
+                    observations[index], info = env.reset()
                 rewards[index] = 0.0
                 terminations[index] = truncations[index] = done[index] = False
             else:
@@ -178,7 +190,8 @@ class Copies:
                 if terminated or truncated:
                     if mode is AutoresetMode.SAME_STEP:
                         added.add_final(index, observation, info)
-                        observation, info = env.reset()
+                        with self._resetting():
+                            observation, info = env.reset()
                     else:
                         done[index] = True
                 observations[index] = observation
@@ -206,6 +219,7 @@ class Copies:
 
     def close(self) -> None:
         """Closes all copies; what the first that fails raises is raised in the end."""
+        self._resetting = contextlib.nullcontext  # the session's, which holds this: no cycle is left
         if self.memory is not None:
             self.memory.close()
         failed: BaseException | None = None

@@ -6,7 +6,6 @@ import numpy as np
 
 from gymhost.server.worker import attributes
 from gymhost.server.worker.calls import Asked, Call, asked, fill, nothing, options_of, render_result
-from gymhost.server.worker.shared_memory import SharedMemory
 from gymhost.server.worker.terms import Terms
 from gymhost.server.worker.vector import Infos, VectorSessionEnv
 from gymhost.server.worker.vector_infos import Added
@@ -56,11 +55,6 @@ def _step_result(returned: tuple[Batch | None, Infos]) -> bytes:
         tensors.encode_array(np.asarray(batch.truncations), result.truncations)
     _fill_infos(infos, result)
     return result.SerializeToString()
-
-
-def packed(memory: SharedMemory) -> bytes:
-    """What makes the payload of a reset or a step whole, whose arrays stayed in shared memory: put it at the end."""
-    return pb.StepResult(packed=memory.copy()).SerializeToString()
 
 
 def _fill_infos(infos: Infos, result: pb.ResetResult | pb.StepResult) -> None:
