@@ -2,12 +2,15 @@
 
 from typing import Any
 
+import gymnasium
 import pytest
 from gymnasium.vector import AutoresetMode
 
-import gymhost.envs.shelf  # noqa: F401 - registers the conversations
+from gymhost.envs import shelf
 from support.spaces_environments import SPACES
 from support.vectors import MODES, Remote, Twins, ids_of, local_vector
+
+gymnasium.register_envs(shelf)
 
 # Five copies, or three, in two shards: the shards are not of one size.
 COPIES = 5

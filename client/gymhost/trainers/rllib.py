@@ -64,7 +64,8 @@ def configure(
     """
     # Tune calls trials and folders so. The server's address is part of it since each server has a token of its own.
     name = f"{env_id}@{server or 'embedded'}"
-    register_env(name, functools.partial(_make, token or os.environ.get("GYMHOST_TOKEN")))
+    token = os.environ.get("GYMHOST_TOKEN") if token is None else token
+    register_env(name, functools.partial(_make, token))
     config.environment(name, env_config={"id": env_id, "server": server, **options})
     config.env_runners(gym_env_vectorize_mode="vector_entry_point" if vector else "sync")
     return config

@@ -937,7 +937,9 @@ class AttributeResult(google.protobuf.message.Message):
     """With GET_ATTR: it is a method, and `value` is unset."""
     @property
     def value(self) -> gymhost.v1.values_pb2.Value:
-        """Of a vector session a tuple with a value a copy. A random generator is a map with the state of its bit generator."""
+        """Of a vector session a tuple with a value a copy. A random generator of NumPy's is a map whose one key is `random_generator`,
+        with the state of its bit generator.
+        """
 
     def __init__(
         self,
