@@ -216,6 +216,7 @@ def test_it_is_made_again_from_its_spec(gymnasium_server: ServerProcess) -> None
     made = make_vec(
         "CartPole-v1", 3, server=gymnasium_server.address, vectorization_mode="sync", autoreset_mode="SameStep"
     )
+    assert made.spec is not None
     again: Any = gymnasium.make_vec(made.spec)
     assert isinstance(again, RemoteVectorEnv)
     assert again.metadata["autoreset_mode"] is made.metadata["autoreset_mode"]

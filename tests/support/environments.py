@@ -435,6 +435,7 @@ def _register(name: str, of: type[gymnasium.Env[Any, Any]], **how: Any) -> None:
 
 _register("Counter", Counter, mode="inline")
 _register("Slow", Slow)
+_register("SlowWithin", Slow, step_timeout=2.0)
 _register("Sqlite", Sqlite)
 _register("Image", Image)
 _register("Fork", Fork)

@@ -25,3 +25,16 @@ def test_a_reset_within_a_step_has_the_limit_of_resets(
     hung = np.fromfile(tmp_path / "resets")[3]
     assert 2.0 <= time.monotonic() - hung < 2.0 + PATIENCE / 2
     env.close()
+
+
+@pytest.mark.parametrize("direct", [True, False], ids=["direct", "grpc"])
+def test_the_limit_of_a_step_is_one_copys(start_server: Callable[..., ServerProcess], direct: bool):
+    # Five copies in one shard take half a second each, which is longer than one step may take.
+    server = start_server(workers=1)
+    env = make_vec("test/SlowWithin-v0", 5, server=server.address, direct=direct)
+    env.reset()
+    observations, *_ = env.step(np.full(5, 0.5))
+    assert observations.tolist() == [1] * 5
+    with pytest.raises(SessionLost, match=r"step of test/SlowWithin-v0 ran past its limit \(step_timeout=2.0 s\)"):
+        env.step(np.array([0.0, 0.0, 600.0, 0.0, 0.0]))
+    env.close()

@@ -5,6 +5,7 @@ import mmap
 import queue
 import select
 import socket
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,6 +45,34 @@ class Shard:
         self.memory: mmap.mmap | Array | None = None
         self.batch: Batch | None = None
 
+    def __str__(self) -> str:
+        return (
+            f"copy {self.first}"
+            if self.size == 1
+            else f"one of the copies {self.first} to {self.first + self.size - 1}"
+        )
+
+
+class _Last:
+    """Wakes a thread once, when the last of several commands has its reply."""
+
+    def __init__(self, commands: Sequence[ThreadPending]) -> None:
+        self._left = len(commands)
+        self._lock = threading.Lock()
+        self._lock.acquire()
+        for command in commands:
+            command.told = self._count
+
+    def _count(self) -> None:
+        # On the connection's loop, or before the commands are sent: never on two threads at once.
+        self._left -= 1
+        if not self._left:
+            self._lock.release()
+
+    def wait(self) -> None:
+        """Blocks until then."""
+        self._lock.acquire()
+
 
 class Shards:
     """The shards of one vector environment. For one thread at a time.
@@ -73,6 +102,8 @@ class Shards:
         self._finished: list[tuple[Shard, int, bytes]] = []
         # Shards that have their replies on the stream; and what rings then where sockets are watched.
         self._told: queue.SimpleQueue[Shard] = queue.SimpleQueue()
+        # The last reply of commands that went on the stream together.
+        self._last: _Last | None = None
         self._bell = socket.socketpair()
         for end in self._bell:
             end.setblocking(False)
@@ -109,13 +140,21 @@ class Shards:
 
     # -- one command to several shards ---------------------------------------------------------------------------------
 
-    def begin(self, kind: int, payloads: Sequence[bytes], shards: Sequence[Shard] | None = None) -> None:
+    def begin(
+        self,
+        kind: int,
+        payloads: Sequence[bytes],
+        shards: Sequence[Shard] | None = None,
+        *,
+        together: bool = True,
+    ) -> None:
         """Sends a command to each shard.
 
         Args:
             kind: The kind of command.
             payloads: The payload for each.
             shards: The shards; all by default.
+            together: Whether all replies will be waited for, and not the first to come.
 
         Raises:
             Error: One could not be sent; those that were are waited for.
@@ -123,14 +162,15 @@ class Shards:
         on_stream: list[ThreadPending] = []
         try:
             for shard, payload in zip(self.all if shards is None else shards, payloads, strict=True):
-                pending = shard.lane.prepare(kind, payload)
+                pending = shard.pending = shard.lane.prepare(kind, payload)
                 if not shard.lane.send(pending):
                     on_stream.append(pending)
-                shard.pending = pending
         except BaseException:
             self._connection.submit_together(on_stream)
             self.drain()
             raise
+        if together and len(on_stream) > 1:
+            self._last = _Last(on_stream)
         # In one frame, so that they arrive together.
         self._connection.submit_together(on_stream)
 
@@ -143,6 +183,9 @@ class Shards:
         failed: errors.Error | None = None
         replies: list[bytes] = []
         try:
+            if self._last is not None:
+                self._last.wait()
+                self._last = None
             for shard in self.all:
                 pending = shard.pending
                 if pending is None:
@@ -150,6 +193,7 @@ class Shards:
                 try:
                     replies.append(shard.lane.finish(pending))
                 except errors.Error as error:
+                    error.add_note(f"This was {shard}.")
                     failed = failed or error
                 shard.pending = None
         except BaseException:
@@ -180,6 +224,7 @@ class Shards:
 
     def cancel(self) -> None:
         """Asks for the end of what is under way; nobody waits for it any more."""
+        self._last = None
         for shard in self.all:
             pending, shard.pending = shard.pending, None
             if pending is not None:
@@ -222,7 +267,11 @@ class Shards:
                     self._listen(shard, pending)
                     continue
                 shard.pending = None
-                finished.append((shard, pending.kind, pending.result()))
+                try:
+                    finished.append((shard, pending.kind, pending.result()))
+                except errors.Error as error:
+                    error.add_note(f"This was {shard}.")
+                    raise
         have = 0
         for position, (shard, _, _) in enumerate(finished):
             have += shard.size
@@ -240,8 +289,8 @@ class Shards:
                 link = shard.lane.link
                 if link is not None:
                     sockets[link.fileno] = shard
-                elif pending.told is None:
-                    self._listen(shard, pending)
+                elif pending.told is None or pending.done:
+                    self._listen(shard, pending)  # again, where an error of another has kept it from being taken
         return sockets
 
     def _next_ready(self, sockets: dict[int, Shard]) -> list[Shard]:

@@ -147,9 +147,9 @@ class ThreadLane:
         """
         with self._turn:
             pending = self.prepare(kind, payload)
-            if not self.send(pending):
-                self.to_stream(pending)
             try:
+                if not self.send(pending):
+                    self.to_stream(pending)
                 return self.finish(pending)
             except KeyboardInterrupt:
                 self.cancel(pending)
@@ -172,11 +172,15 @@ class ThreadLane:
 
     def send(self, pending: ThreadPending) -> bool:
         """Sends a command over the session's own socket; False where it has to go on the stream."""
-        link = self.link
-        if link is None and self._may_link and self._connection.folder is not None:
-            link = self._open()
-        if link is None or link.send(pending):
-            return link is not None
+        try:
+            link = self.link
+            if link is None and self._may_link and self._connection.folder is not None:
+                link = self._open()
+            if link is None or link.send(pending):
+                return link is not None
+        except BaseException:  # such as KeyboardInterrupt, in the middle of a frame
+            self.to_stream(pending)
+            raise
         self.close()
         return False
 

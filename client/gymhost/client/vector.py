@@ -272,6 +272,9 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
         finally:
             self._server.close()
 
+    def __del__(self) -> None:
+        pass  # the finalizer does what is to be done; Gymnasium's would wait for the server in the midst of a collection
+
     # -- the first to finish -------------------------------------------------------------------------------------------
 
     def async_reset(
@@ -283,7 +286,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
             AlreadyPendingCallError: What was sent before was not received.
         """
         self._must_be_free()
-        self._shards.begin(pb.COMMAND_KIND_RESET, self._reset_payloads(seed, options))
+        self._shards.begin(pb.COMMAND_KIND_RESET, self._reset_payloads(seed, options), together=False)
         self._waiting_for = "receive"
 
     def send(self, actions: Any, env_ids: Any = None) -> None:
@@ -304,7 +307,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
             raise AlreadyPendingCallError("a copy has to be received before it is sent another action", "send")
         payloads = self._step_payloads(actions, [shard.size for shard in shards])
         self._waiting_for = "receive"
-        self._shards.begin(pb.COMMAND_KIND_STEP, payloads, shards)
+        self._shards.begin(pb.COMMAND_KIND_STEP, payloads, shards, together=False)
 
     def recv(self) -> StepResult:
         """Waits for the first `batch_size` copies to finish.

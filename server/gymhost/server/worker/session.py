@@ -115,11 +115,15 @@ class Session(abc.ABC):
     def set_limit(self, call: Call, time_left_ms: int) -> None:
         """Sets `deadline` and `limit` for a command: the caller's time left, or the environment's own limit."""
         limit = call.limit
-        seconds = self.hosting.reset_timeout if limit == "reset" else self.hosting.step_timeout
+        seconds = self.seconds(limit)
         if time_left_ms and (seconds is None or time_left_ms < seconds * 1000):
             seconds, limit = time_left_ms / 1000, "command"
         self.limit = limit
         self.deadline = time.monotonic() + seconds if seconds else 0.0
+
+    def seconds(self, limit: str) -> float | None:
+        """The environment's own limit for a reset or a step; None where it has none."""
+        return self.hosting.reset_timeout if limit == "reset" else self.hosting.step_timeout
 
     @contextlib.contextmanager
     def resetting(self) -> Generator[None]:

@@ -35,7 +35,7 @@ class ThreadSession(Session):
     a command on the stream for one, ends that: the socket is shut, and the client goes on with the stream.
     """
 
-    __slots__ = ("_changes", "_done", "_end", "_in_memory", "_lock", "_packing", "_queue")
+    __slots__ = ("_changes", "_done", "_end", "_in_memory", "_is_vector", "_lock", "_packing", "_queue", "_seen")
 
     def __init__(self, host: "Host", lane: int, request: pb.CreateSessionRequest, hosting: Hosting) -> None:
         super().__init__(host, lane, request, hosting)
@@ -50,6 +50,9 @@ class ThreadSession(Session):
         # Whether the arrays of the last reply are not in it, but in the memory that is shared with the client.
         self._in_memory = False
         self._changes = request.changes
+        # The command and the copy at which a vector session was found when its limit had passed.
+        self._is_vector = bool(request.num_envs)
+        self._seen = (0, 0)
         self._packing: Packing | None = None
 
     # -- on the event loop ---------------------------------------------------------------------------------------------
@@ -80,6 +83,13 @@ class ThreadSession(Session):
         self._queue.put(None)
 
     def expire(self) -> None:
+        if self._is_vector and self.limit in ("reset", "step") and self.env is not None:
+            # These limits are a copy's: while one copy after the other comes to its end there is as much time again.
+            at = self.last, self.env.progress
+            if len(self.env) > 1 and at != self._seen:
+                self._seen = at
+                self.deadline = time.monotonic() + (self.seconds(self.limit) or 0.0)
+                return
         if self.host.give_up(self, self.overrun()) and self._done is not None:
             self._done(errors.SessionLost(self.overrun(), limit=self.limit))
 

@@ -41,6 +41,7 @@ class VectorSessionEnv(Protocol):
     unwrapped: Any
     spec: EnvSpec | None
     memory: SharedMemory | None
+    progress: int
 
     def reset(self, seeds: Any, mask: Array | None, options: dict[str, Any] | None) -> tuple[Any, Infos]:
         """Resets all copies, or those that the mask names."""
@@ -151,6 +152,8 @@ class Copies:
             self._buffers = layout.batch(self.memory.map)
         # The copies whose episode has come to its end.
         self._done: list[bool] = [False] * count
+        # The copy that is being stepped or reset: whoever watches over the limits sees that there is progress.
+        self.progress = 0
 
     def reset(self, seeds: Any, mask: Array | None, options: dict[str, Any] | None) -> tuple[Any, Added]:
         """Resets all copies, or those that the mask names; the others keep their last observation."""
@@ -158,6 +161,7 @@ class Copies:
         added = Added(count)
         for index in range(count) if mask is None else np.flatnonzero(mask).tolist():
             self._done[index] = False
+            self.progress = index
             seed = None if seeds is None else seeds[index]
             self._each[index], info = self.envs[index].reset(seed=seed, options=options)
             if info:
@@ -178,6 +182,7 @@ class Copies:
             )
         given = iterate(self._batched_actions, actions)
         for index, (env, action) in enumerate(zip(self.envs, given, strict=True)):
+            self.progress = index
             if done[index] and mode is AutoresetMode.NEXT_STEP:
                 with self._resetting():
                     observations[index], info = env.reset()
@@ -241,6 +246,7 @@ class Native:
 
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         self.env = env
+        self.progress = 0
         self.memory: SharedMemory | None = None
         self.unwrapped = env.unwrapped
         self.spec = env.spec
