@@ -230,7 +230,7 @@ async def test_the_server_is_asked_for_as_many_shards_as_it_has_workers(
 ) -> None:
     server = start_server(workers=3)
     for asked, expected in ((None, 3), (1, 1), (5, 5)):
-        envs = make_vec("test/Slow-v0", 5, server=server.address, shards=asked)
+        envs = make_vec("test/Slow-v0", num_envs=5, server=server.address, shards=asked)
         assert len(sessions(server)) == expected
         envs.close()
     await until(lambda: sessions(server) == [], 10)

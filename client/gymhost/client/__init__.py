@@ -5,7 +5,8 @@ import gymnasium
 from gymhost.client.api import EnvironmentDescription, RemoteServer, connect
 from gymhost.client.env import RemoteEnv, make
 from gymhost.client.session import Session
-from gymhost.client.vector import RemoteVectorEnv, make_vec
+from gymhost.client.vector import make_vec
+from gymhost.client.vector_env import RemoteVectorEnv
 from gymhost.wire.errors import (
     Cancelled,
     CapacityExhausted,

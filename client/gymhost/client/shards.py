@@ -46,11 +46,8 @@ class Shard:
         self.batch: Batch | None = None
 
     def __str__(self) -> str:
-        return (
-            f"copy {self.first}"
-            if self.size == 1
-            else f"one of the copies {self.first} to {self.first + self.size - 1}"
-        )
+        last = self.first + self.size - 1
+        return f"copy {last}" if self.size == 1 else f"one of the copies {self.first} to {last}"
 
 
 class _Last:
