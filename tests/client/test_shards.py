@@ -1,5 +1,6 @@
 """What vector environments and environments of threads do when something breaks, and what they take of a server."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -14,6 +15,7 @@ import pytest
 from gymhost.client import (
     CapacityExhausted,
     RemoteVectorEnv,
+    SessionClosed,
     SessionLost,
     connect,
     make,
@@ -234,3 +236,25 @@ async def test_the_server_is_asked_for_as_many_shards_as_it_has_workers(
         assert len(sessions(server)) == expected
         envs.close()
     await until(lambda: sessions(server) == [], 10)
+
+
+@pytest.mark.parametrize("direct", [True, False], ids=["direct", "grpc"])
+def test_a_close_in_the_middle_of_a_step_waits_for_its_end_and_no_longer(server: ServerProcess, direct: bool) -> None:
+    with connect(server.address, direct=direct) as remote:
+        for _ in range(3):
+            env = make("test/Slow-v0", server=server.address, direct=direct)
+            env.reset()
+            stepping = threading.Thread(target=lambda env=env: _ended(env))
+            stepping.start()
+            time.sleep(0.2)
+            started = time.monotonic()
+            env.close()
+            assert time.monotonic() - started < 5
+            stepping.join(10)
+            assert not stepping.is_alive()
+        assert remote.connection.thread.call(remote.sessions()) == []
+
+
+def _ended(env: Any) -> None:
+    with contextlib.suppress(SessionClosed):  # whichever comes first
+        env.step(1.0)

@@ -85,7 +85,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
                     f"{options.environment_id}'s own vector form can't be cut into {shards} shards: "
                     "vectorization_mode='sync' makes copies, which can"
                 )
-            sizes = arguments.sizes(num_envs, shards, batch_size, 1 if native else connection.welcome.workers)
+            shards = 1 if native else shards
+            sizes = arguments.sizes(num_envs, shards, batch_size, connection.welcome.workers)
             vector: dict[str, Any] = {
                 "vectorization": pb.VECTORIZATION_NATIVE if native else pb.VECTORIZATION_COPIES,
                 "autoreset_mode": _AUTORESET[mode],

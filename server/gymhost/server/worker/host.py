@@ -274,6 +274,11 @@ class Host:
         """
         return self._watched.pop(session.lane, None) is not None or not session.deadline
 
+    @property
+    def running(self) -> int:
+        """How many calls with a limit are running."""
+        return len(self._watched)
+
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP)

@@ -4,11 +4,11 @@ import asyncio
 import os
 import socket
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from google.protobuf.message import DecodeError as ProtobufDecodeError
 
-from gymhost.server.worker.outlet import Outlet
+from gymhost.server.worker.outlet import Outlet, Writer
 from gymhost.server.worker.session import Session
 from gymhost.server.worker.thread_session import ThreadSession
 from gymhost.v1 import environments_pb2 as pb
@@ -33,15 +33,16 @@ class FrontLink(asyncio.Protocol):
         self._host = host
         self._reader = FrameReader(host.config.max_payload + ENVELOPE)
         self._outlets: dict[int, Outlet] = {}
-        self._transport: asyncio.Transport
+        self._writer: Writer
         self.closed: asyncio.Future[None] = host.loop.create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Part of asyncio.Protocol."""
-        self._transport = transport  # pyright: ignore[reportAttributeAccessIssue]
+        self._writer = Writer(cast(asyncio.Transport, transport))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Part of asyncio.Protocol."""
+        self._writer.close()
         if not self.closed.done():
             self.closed.set_result(None)
 
@@ -49,7 +50,7 @@ class FrontLink(asyncio.Protocol):
         """The outlet of a channel; 0 is the front itself."""
         outlet = self._outlets.get(channel)
         if outlet is None:
-            outlet = self._outlets[channel] = Outlet(self._host, self._transport, channel)
+            outlet = self._outlets[channel] = Outlet(self._host, self._writer, channel)
         return outlet
 
     def forget(self, channel: int) -> None:
@@ -83,17 +84,20 @@ class DirectLink(asyncio.Protocol):
         self._reader = FrameReader(host.config.max_payload + ENVELOPE)
         self._sessions: dict[int, Session] = {}
         self._outlet: Outlet
+        self._writer: Writer
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Part of asyncio.Protocol: only the server's own user is let in."""
         self._transport = transport  # pyright: ignore[reportAttributeAccessIssue]
-        self._outlet = Outlet(self._host, self._transport, 0)
+        self._writer = Writer(self._transport)
+        self._outlet = Outlet(self._host, self._writer, 0)
         if peer_user(transport.get_extra_info("socket")) != os.getuid():
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Part of asyncio.Protocol: the sessions live on, to be driven on the stream."""
+        self._writer.close()
         for session in self._sessions.values():
             if session.direct is self:
                 session.direct = None

@@ -131,11 +131,13 @@ class Session(abc.ABC):
         limit, deadline, began = self.limit, self.deadline, time.monotonic()
         seconds = self.hosting.reset_timeout
         until = began + seconds if seconds else 0.0
-        if (limit != "command" or 0.0 < until < deadline) and self.unwatch():
+        changed = (limit != "command" or 0.0 < until < deadline) and self.unwatch()
+        if changed:
             self.limit, self.deadline = "reset", until
             self.watch()
         yield  # what the reset raises is the end of the step
-        if self.unwatch():  # else the session was given up
+        # Unless the session was given up meanwhile, or a close waits, which has brought its own limit.
+        if changed and self.limit == "reset" and self.unwatch():
             own = deadline and limit != "command"
             self.limit, self.deadline = limit, deadline + time.monotonic() - began if own else deadline
             self.watch()

@@ -127,17 +127,17 @@ class ThreadSession(Session):
                 end.shutdown(socket.SHUT_RDWR)
 
     def _call(self, limit: str, seconds: float | None, call: Callable[[], None], done: Done) -> None:
-        self.limit = limit
-        self.deadline = time.monotonic() + seconds if seconds else 0.0
-        self._done = done
-        self.host.watch(self)
+        with self._lock:
+            self.limit = limit
+            self.deadline = time.monotonic() + seconds if seconds else 0.0
+            self._done = done
+            self.watch()
         self._queue.put(call)
 
     def _finished(self, result: tuple[int, bytes]) -> None:
-        if self.host.unwatch(self):
-            self.finish(*result)
-            if self._done is not None:
-                self.host.watch(self)  # the close that waits behind the command has a limit too
+        with self._lock:
+            if self._unwatch_command():
+                self.finish(*result)
 
     def _called(self, error: BaseException | None) -> None:
         if self.host.unwatch(self) and self._done is not None:
@@ -164,7 +164,41 @@ class ThreadSession(Session):
                 code, reply = self.execute(call, payload)
                 if call.in_memory and not code:
                     code, reply = self._whole(reply)
-                post(self._finished, (code, reply))
+                if not self._finish_here(code, reply):
+                    post(self._finished, (code, reply))
+
+    def _finish_here(self, code: int, reply: bytes) -> bool:
+        """Answers a command of the stream from this thread; False where that is for the event loop.
+
+        Where other sessions have commands running too, the loop sends replies together, which takes less in all.
+        """
+        if self.host.running > 1:
+            return False
+        with self._lock:
+            outlet = self.outlet
+            if self._end_command(code, reply) and outlet is not None:
+                if not outlet.send_now(self.lane, self.last, code, reply):
+                    self.host.post(self._answer_on_stream, None)
+        return True
+
+    def _end_command(self, code: int, reply: bytes) -> bool:
+        """Keeps the reply of the running command; False where the session was given up. The lock is held."""
+        if not self._unwatch_command():
+            return False
+        self.code = code
+        self.reply = reply
+        self.busy = False
+        if self.idle_limit:
+            self.touched = time.monotonic()
+        return True
+
+    def _unwatch_command(self) -> bool:
+        """Ends the watch over a command; False where the session was given up. The lock is held."""
+        if not self.unwatch():
+            return False
+        if self._done is not None:
+            self.watch()  # the close that waits behind the command has a limit too
+        return True
 
     def _serve(self, end: socket.socket) -> None:
         frames = SocketFrames(end, self.host.max_payload + ENVELOPE)
@@ -198,19 +232,14 @@ class ThreadSession(Session):
             code, reply = failure(unimplemented(command.kind))
         else:
             self.set_limit(call, command.time_left_ms)
-            self.host.watch(self)
+            self.watch()
             code, reply = self.execute(call, command.payload)
-            if not self.host.unwatch(self):
-                return False
         with self._lock:
-            self.code = code
-            self.reply = reply
-            self.busy = False
+            if not self._end_command(code, reply):
+                return False
             self._in_memory = call is not None and call.in_memory and not code
             if self._in_memory and self._packing is not None:
                 self._packing.forget()
-            if self.idle_limit:
-                self.touched = time.monotonic()
             here = self._end is frames.end
             if not here and self.outlet is not None:
                 # Its client has asked on the stream meanwhile.
