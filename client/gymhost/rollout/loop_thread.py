@@ -36,18 +36,28 @@ class LoopThread:
             coroutine.close()
             raise RuntimeError("a coroutine can await this; call the async method instead")
         done = threading.Event()
+        tasks: list[asyncio.Task[Any]] = []
 
         async def body() -> T:
+            tasks.extend(filter(None, [asyncio.current_task()]))
             try:
                 return await coroutine
             finally:
                 done.set()
 
-        future = asyncio.run_coroutine_threadsafe(body(), self._loop)
+        def cancel() -> None:
+            if tasks:
+                tasks[0].cancel()
+            else:  # the interrupt came before it began, or before it was even submitted
+                coroutine.close()
+                done.set()
+
         try:
-            return future.result()
+            return asyncio.run_coroutine_threadsafe(body(), self._loop).result()
         except BaseException:
-            if not future.done() and future.cancel():
+            if not done.is_set():
+                # A turn of the loop later: what was submitted has begun by then.
+                self._loop.call_soon_threadsafe(self._loop.call_soon, cancel)
                 done.wait(_CLEANUP_SECONDS)
             raise
 
