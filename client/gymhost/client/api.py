@@ -198,6 +198,8 @@ class RemoteServer:
             reconnect_timeout=self._reconnect_timeout,
             direct=self._direct,
         )
+        if embedded is not None:
+            connection.is_gone = embedded.has_ended
         try:
             connection.thread.call(connection.open())
         except BaseException:

@@ -3,7 +3,7 @@
 import asyncio
 import copy
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from gymhost.client.direct import DirectLink, folder_of
@@ -68,6 +68,8 @@ class Connection:
         self._channel: grpc.aio.Channel | None = None
         self._stub: Any = None
         self._stream: Stream | None = None
+        # Whether the server can't come back: an embedded one whose process has ended.
+        self.is_gone: Callable[[], bool] = bool
         # Why nothing is taken any more.
         self.dead: errors.Error | None = None
         on_fork(self)
@@ -86,11 +88,13 @@ class Connection:
 
     def submit_together(self, batch: Sequence[Pending]) -> None:
         """Sends commands that threads wait for; where the connection is closed, or a session has ended, they fail."""
+        going: list[Pending] = []
         for pending in batch:
             ended = self.dead or (pending.lane.ended if pending.lane is not None else None)
-            if ended is not None:
+            if ended is None:
+                going.append(pending)
+            else:
                 pending.fail(ended)
-        going = [pending for pending in batch if not pending.code]
         if going:
             self.submit_all(going)
 
@@ -98,8 +102,12 @@ class Connection:
         """Sends commands on the stream."""
         self._outbox.extend(batch)
         if not self._woken:
-            self._woken = True
-            self.thread.loop.call_soon_threadsafe(self._wake)
+            try:
+                self._woken = True
+                self.thread.loop.call_soon_threadsafe(self._wake)
+            except BaseException:  # such as KeyboardInterrupt: the next one wakes it
+                self._woken = False
+                raise
 
     def bridge(self) -> Bridge:
         """The bridge to the event loop that runs here."""
@@ -173,6 +181,9 @@ class Connection:
         for lane in self._in_flight.lanes.values():
             lane.ended = self.dead
             lane.pending = None
+        # The sockets are the parent's, which is to get the replies.
+        for link in list(self.links):
+            link.forked()
 
     def too_large(self, payload: bytes) -> errors.TooLarge:
         """The error for a payload that is above the server's limit."""

@@ -247,6 +247,11 @@ class DirectLink:
         self._loop.remove_writer(self._socket)
         self._socket.close()
 
+    def forked(self) -> None:
+        """Called in a forked child: the socket is the parent's."""
+        self._closed = True
+        self._socket.close()
+
     def dispose(self) -> None:
         """Closes the socket, from any thread, whether its loop still runs or not."""
         try:

@@ -87,6 +87,10 @@ class EmbeddedServer:
                 )
         raise ServerUnavailable(f"the embedded server was not ready after {START_LIMIT:g} s")
 
+    def has_ended(self) -> bool:
+        """Whether its process is gone."""
+        return self._process.poll() is not None
+
     def stop(self) -> None:
         """Stops the server and waits for it. Twice is no error."""
         if self._parent >= 0:

@@ -110,25 +110,28 @@ def failure(code: int, payload: bytes) -> errors.Error:
 class ThreadPending(Pending):
     """A command that a thread waits for."""
 
-    __slots__ = ("_lock", "told")
+    __slots__ = ("_lock", "answered", "told")
 
     def __init__(self, lane: "Lane | None", number: int, kind: int, payload: bytes, time_left_ms: int = 0) -> None:
         super().__init__(lane, number, kind, payload, time_left_ms)
         self._lock = threading.Lock()
         self._lock.acquire()
+        # A command that went two ways, since the first was given up, has a reply on each.
+        self.answered = False
         # Called when the reply is there, for a thread that waits for the first of several.
         self.told: Callable[[], None] | None = None
+
+    def resolve(self, code: int, reply: bytes) -> None:
+        """Takes the reply; the first one, where there are more."""
+        if not self.answered:
+            self.answered = True
+            super().resolve(code, reply)
 
     def wake(self) -> None:
         """Wakes the thread."""
         self._lock.release()
         if self.told is not None:
             self.told()
-
-    @property
-    def done(self) -> bool:
-        """Whether the reply is there, and nobody has waited for it yet."""
-        return not self._lock.locked()
 
     def wait(self) -> bytes:
         """Blocks until the reply is there; the connection sees to it that one comes."""

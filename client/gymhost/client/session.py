@@ -391,9 +391,9 @@ def decode_reset(reply: bytes) -> ResetResult:
     return values.decode(result.observation), values.decode(result.info) if result.HasField("info") else {}
 
 
-def encode_step(action: Any) -> bytes:
-    """The payload of a STEP."""
-    command = pb.StepCommand()
+def encode_step(action: Any, kept: int = 0) -> bytes:
+    """The payload of a STEP; `kept` is for vector sessions."""
+    command = pb.StepCommand(kept=kept)
     values.encode(action, command.action)
     return command.SerializeToString()
 

@@ -32,9 +32,10 @@ class Shard:
         pending: The command that it was sent and that nobody has taken the reply of yet.
         memory: The memory that its worker shares, once it was needed; or the words that were sent in its place.
         batch: The arrays there.
+        kept: The number of the command whose batch came on the stream and is in `memory`; 0 for none.
     """
 
-    __slots__ = ("batch", "first", "index", "lane", "memory", "pending", "size")
+    __slots__ = ("batch", "first", "index", "kept", "lane", "memory", "pending", "size")
 
     def __init__(self, index: int, first: int, size: int, lane: ThreadLane) -> None:
         self.index = index
@@ -44,6 +45,7 @@ class Shard:
         self.pending: ThreadPending | None = None
         self.memory: mmap.mmap | Array | None = None
         self.batch: Batch | None = None
+        self.kept = 0
 
     def __str__(self) -> str:
         last = self.first + self.size - 1
@@ -162,9 +164,12 @@ class Shards:
                 pending = shard.pending = shard.lane.prepare(kind, payload)
                 if not shard.lane.send(pending):
                     on_stream.append(pending)
-        except BaseException:
+        except errors.Error:
             self._connection.submit_together(on_stream)
             self.drain()
+            raise
+        except BaseException:  # such as KeyboardInterrupt
+            self.cancel()
             raise
         if together and len(on_stream) > 1:
             self._last = _Last(on_stream)
@@ -216,16 +221,17 @@ class Shards:
 
     def drain(self) -> None:
         """Waits for the replies that are under way, and drops them."""
+        self._finished = []
         with contextlib.suppress(errors.Error):
             self.finish()
 
     def cancel(self) -> None:
         """Asks for the end of what is under way; nobody waits for it any more."""
         self._last = None
+        self._finished = []
         for shard in self.all:
-            pending, shard.pending = shard.pending, None
-            if pending is not None:
-                shard.lane.cancel(pending)
+            shard.pending = None
+            shard.lane.cancel()
 
     # -- the first to finish -------------------------------------------------------------------------------------------
 
@@ -234,6 +240,10 @@ class Shards:
         """How many copies have something to do, or have finished it and were not taken yet."""
         waiting = sum([shard.size for shard in self.all if shard.pending is not None])
         return waiting + sum([shard.size for shard, _, _ in self._finished])
+
+    def is_free(self, shard: Shard) -> bool:
+        """Whether the result of its last command was taken, so that it may get another."""
+        return shard.pending is None and all(shard is not finished for finished, _, _ in self._finished)
 
     def of(self, copy: int) -> Shard | None:
         """The shard whose first copy this is."""
@@ -251,12 +261,21 @@ class Shards:
         Raises:
             Error: A command failed. What finished before it is there for the next call.
         """
+        try:
+            return self._first_finished(count)
+        except errors.Error:
+            raise
+        except BaseException:  # such as KeyboardInterrupt
+            self.cancel()
+            raise
+
+    def _first_finished(self, count: int) -> list[tuple[Shard, int, bytes]]:
         sockets = self._watch()
         finished = self._finished
         while sum([shard.size for shard, _, _ in finished]) < count:
             for shard in self._next_ready(sockets):
                 pending, link = shard.pending, shard.lane.link
-                if pending is None or (link is None and not pending.done):
+                if pending is None or (link is None and not pending.answered):
                     continue  # told twice
                 if link is not None and not link.receive(pending):
                     # The socket is gone: the command goes on, on the stream, and is waited for there.
@@ -286,7 +305,7 @@ class Shards:
                 link = shard.lane.link
                 if link is not None:
                     sockets[link.fileno] = shard
-                elif pending.told is None or pending.done:
+                elif pending.told is None or pending.answered:
                     self._listen(shard, pending)  # again, where an error of another has kept it from being taken
         return sockets
 
@@ -314,11 +333,11 @@ class Shards:
 
         def tell() -> None:
             self._told.put(shard)
-            with contextlib.suppress(BlockingIOError):
+            with contextlib.suppress(OSError):  # it rings already, or nobody listens any more
                 self._bell[1].send(b".")
 
         pending.told = tell
-        if pending.done:
+        if pending.answered:
             tell()
 
     # -- the end -------------------------------------------------------------------------------------------------------

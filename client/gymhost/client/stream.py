@@ -96,6 +96,9 @@ class Stream:
             except Exception as raised:  # noqa: BLE001 - whoever waits must be told, whatever it was
                 self._give_up(errors.ConnectionLost(f"{type(raised).__name__}: {raised}"))
                 return
+            if self._connection.is_gone():
+                self._give_up(errors.ConnectionLost("the embedded server has ended"))
+                return
             if self._up:
                 log.info("the connection to %s broke, and will be restored: %s", address, error.message)
                 down_since, pause = loop.time(), 0.05

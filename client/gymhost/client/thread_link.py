@@ -3,6 +3,7 @@
 No event loop has a part in such a step, on either side: the socket is served by the thread that runs the environment.
 """
 
+import copy
 import mmap
 import os
 import socket
@@ -65,7 +66,9 @@ class ThreadLink:
                 reply = pb.InteractResponse.FromString(message).replies[0]
                 if not reply.code:
                     size = pb.Attached.FromString(reply.payload).shared_bytes
-                    return mmap.mmap(descriptors[0], size, prot=mmap.PROT_READ) if size and descriptors else None
+                    if size and not descriptors:
+                        raise OSError("this process may have no more descriptors")
+                    return mmap.mmap(descriptors[0], size, prot=mmap.PROT_READ) if size else None
             raise OSError("the worker does not know the session")
         finally:
             for descriptor in descriptors:
@@ -94,6 +97,10 @@ class ThreadLink:
         except (OSError, errors.TooLarge, ProtobufDecodeError):
             pass
         return False
+
+    def forked(self) -> None:
+        """Called in a forked child: the socket is the parent's."""
+        self._frames.end.close()
 
     def dispose(self) -> None:
         """Ends the socket, from any thread; whoever waits at it goes on with the stream."""
@@ -145,14 +152,18 @@ class ThreadLane:
         Raises:
             Error: It failed.
         """
+        if self.lane.ended is not None:
+            raise copy.copy(self.lane.ended)  # in a forked child another thread's turn may never end
         with self._turn:
-            pending = self.prepare(kind, payload)
             try:
+                pending = self.prepare(kind, payload)
                 if not self.send(pending):
                     self.to_stream(pending)
                 return self.finish(pending)
-            except KeyboardInterrupt:
-                self.cancel(pending)
+            except errors.Error:
+                raise
+            except BaseException:  # such as KeyboardInterrupt
+                self.cancel()
                 raise
 
     def prepare(self, kind: int, payload: bytes) -> ThreadPending:
@@ -172,15 +183,11 @@ class ThreadLane:
 
     def send(self, pending: ThreadPending) -> bool:
         """Sends a command over the session's own socket; False where it has to go on the stream."""
-        try:
-            link = self.link
-            if link is None and self._may_link and self._connection.folder is not None:
-                link = self._open()
-            if link is None or link.send(pending):
-                return link is not None
-        except BaseException:  # such as KeyboardInterrupt, in the middle of a frame
-            self.to_stream(pending)
-            raise
+        link = self.link
+        if link is None and self._may_link and self._connection.folder is not None:
+            link = self._open()
+        if link is None or link.send(pending):
+            return link is not None
         self.close()
         return False
 
@@ -192,16 +199,21 @@ class ThreadLane:
         """
         link = self.link
         if link is not None:
-            if link.receive(pending):
+            if pending.answered or link.receive(pending):
                 return pending.result()
             self.to_stream(pending)
         return pending.wait()
 
-    def cancel(self, pending: ThreadPending) -> None:
-        """Asks for the end of a command that nobody waits for any more; its reply frees the lane."""
-        if self.link is not None:
+    def cancel(self) -> None:
+        """Asks for the end of the command that is under way, if there is one, wherever an interrupt has left it.
+
+        Nobody waits for it any more; its reply frees the lane.
+        """
+        pending = self.lane.pending
+        if pending is not None:
+            # Again perhaps, and past a socket that may be in the middle of a frame: it never runs twice.
             self.to_stream(pending)
-        self._connection.forget(pb.COMMAND_KIND_CANCEL, self.lane.number)
+            self._connection.forget(pb.COMMAND_KIND_CANCEL, self.lane.number)
 
     def close(self) -> None:
         """Closes the socket."""
@@ -216,7 +228,7 @@ class ThreadLane:
             self._may_link = False
         return self.link
 
-    def to_stream(self, pending: ThreadPending) -> None:
+    def to_stream(self, pending: Pending) -> None:
         """Has a command go on the stream, whether it was sent elsewhere before or not: it never runs twice."""
         self.close()
         self._connection.submit_together((pending,))

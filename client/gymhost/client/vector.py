@@ -8,6 +8,7 @@ from gymnasium.vector import AutoresetMode
 from gymhost.client.api import connect
 from gymhost.client.session import SessionOptions
 from gymhost.client.vector_env import RemoteVectorEnv
+from gymhost.wire import errors
 
 __all__ = ["make_remote", "make_vec", "remake"]
 
@@ -21,7 +22,7 @@ def make_vec(
     token: str | None = None,
     modules: Sequence[str] = (),
     vectorization_mode: Literal["sync", "vector_entry_point"] | None = None,
-    autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+    autoreset_mode: AutoresetMode | str | None = None,
     shards: int | None = None,
     batch_size: int | None = None,
     wrappers: Iterable[Any] = (),
@@ -43,9 +44,9 @@ def make_vec(
         token: The bearer token; None takes the environment variable GYMHOST_TOKEN.
         modules: For an embedded server: modules that register environments.
         vectorization_mode: `sync` makes copies, `vector_entry_point` the environment's own vector form; None the latter
-            where there is one, as Gymnasium does, unless there are wrappers.
-        autoreset_mode: When a copy is reset that has come to the end of its episode: an `AutoresetMode` or its value. A
-            vector form of the environment's own has its own mode.
+            where there is one, as Gymnasium does, unless there are wrappers or an autoreset mode.
+        autoreset_mode: When a copy is reset that has come to the end of its episode: an `AutoresetMode` or its value;
+            None for NEXT_STEP, or what the environment's own vector form has.
         shards: How many sessions share the copies, each on a worker of its own while there are enough; None for one a
             worker.
         batch_size: How many copies `recv` waits for; None for all. Given, it makes each copy a shard.
@@ -62,6 +63,8 @@ def make_vec(
         ServerUnavailable: The server could not be reached, or started.
         EnvironmentFault: An environment could not be made.
     """
+    if "vector_kwargs" in kwargs:
+        raise errors.InvalidArgument("there are no vector_kwargs here: autoreset_mode is an argument of its own")
     options = SessionOptions(id, task=task, split=split, kwargs=kwargs, wrappers=wrappers)
     return RemoteVectorEnv(
         connect(server, token=token, modules=modules, direct=direct),

@@ -48,8 +48,9 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
         options: What to make.
         num_envs: The number of copies.
         vectorization_mode: `sync` for copies, `vector_entry_point` for the environment's own vector form; None for the
-            latter where there is one.
-        autoreset_mode: When a copy is reset that has come to the end of its episode.
+            latter where there is one, and neither wrappers nor an autoreset mode are asked for.
+        autoreset_mode: When a copy is reset that has come to the end of its episode; None for NEXT_STEP, or what the
+            environment's own vector form has.
         shards: The number of shards; None for one a worker, or one a copy where `batch_size` is given.
         batch_size: How many copies `recv` waits for; None for all.
         create_timeout: Seconds to wait for places on a full server; None for the server's default.
@@ -62,15 +63,16 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
         num_envs: int,
         *,
         vectorization_mode: str | None = None,
-        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+        autoreset_mode: AutoresetMode | str | None = None,
         shards: int | None = None,
         batch_size: int | None = None,
         create_timeout: float | None = None,
     ) -> None:
-        mode = arguments.mode(autoreset_mode)
+        wanted = None if autoreset_mode is None else arguments.mode(autoreset_mode)
+        mode = wanted or AutoresetMode.NEXT_STEP
         self._how: dict[str, Any] = {
             "vectorization_mode": vectorization_mode,
-            "autoreset_mode": mode.value,
+            "autoreset_mode": None if wanted is None else mode.value,
             "shards": shards,
             "batch_size": batch_size,
             "create_timeout": create_timeout,
@@ -79,8 +81,11 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
         self._options = options
         connection = server.open().connection
         try:
+            vectorization_mode = getattr(vectorization_mode, "value", vectorization_mode)
+            if vectorization_mode is None and (options.wrappers or wanted is not None):
+                vectorization_mode = "sync"
             native = _is_native(server, options, vectorization_mode)
-            if native and (shards or 1) > 1:
+            if native and shards not in (None, 1):
                 raise errors.InvalidArgument(
                     f"{options.environment_id}'s own vector form can't be cut into {shards} shards: "
                     "vectorization_mode='sync' makes copies, which can"
@@ -92,6 +97,13 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
                 "autoreset_mode": _AUTORESET[mode],
             }
             self._shards = Shards(connection, options, vector, sizes, create_timeout=create_timeout)
+            has = self._shards.made.metadata.get("autoreset_mode")
+            if wanted is not None and has != wanted.value:
+                self._shards.close()
+                raise errors.InvalidArgument(
+                    f"{options.environment_id}'s own vector form has the autoreset mode {has!r}, not {wanted.value!r}: "
+                    "vectorization_mode='sync' makes copies, which have any"
+                )
         except BaseException:
             server.close()
             raise
@@ -117,6 +129,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
         self.spec = self._make_spec()
         self._single_action_space = made.action_space
         self._results = Results(made.observation_space)
+        # Held by whoever makes a command and waits for it: other threads take turns.
+        self._turn = threading.RLock()
         # What is under way: `step`, `receive`, or nothing.
         self._waiting_for = ""
         # The copies of the last batch, for a `send` that does not say which it is for.
@@ -140,9 +154,14 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
             EnvironmentFault: An environment raised; the remote traceback is part of the message.
             SessionError: A session has ended; its subclass says how.
         """
-        self._must_be_free()
-        self._shards.begin(pb.COMMAND_KIND_RESET, self._reset_payloads(seed, options))
-        replies = self._finish(pb.COMMAND_KIND_RESET)
+        payloads = self._reset_payloads(seed, options)
+        with self._turn:
+            if self._waiting_for == "receive" and self._shards.under_way < self.batch_size:
+                self._shards.drain()  # after a failure there is no batch to receive any more: it starts over
+                self._waiting_for = ""
+            self._must_be_free()
+            self._shards.begin(pb.COMMAND_KIND_RESET, payloads)
+            replies = self._finish(pb.COMMAND_KIND_RESET)
         self._received = np.arange(self.num_envs)
         return self._results.reset(replies)
 
@@ -153,8 +172,9 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
             EnvironmentFault: An environment raised; the remote traceback is part of the message. Reset before the next.
             SessionError: A session has ended; its subclass says how.
         """
-        self.step_async(actions)
-        return self.step_wait()
+        with self._turn:
+            self.step_async(actions)
+            return self.step_wait()
 
     def step_async(self, actions: Any) -> None:
         """Sends actions to all copies, without waiting.
@@ -163,7 +183,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
             AlreadyPendingCallError: What was sent before was not waited for.
         """
         self._must_be_free()
-        self._shards.begin(pb.COMMAND_KIND_STEP, self._step_payloads(actions, self._shards.sizes))
+        self._shards.begin(pb.COMMAND_KIND_STEP, self._step_payloads(actions, self._shards.all))
         self._waiting_for = "step"
 
     def step_wait(self) -> StepResult:
@@ -250,7 +270,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
         if self._native:
             given = given[:1]
         parts = [given[shard.first : shard.first + shard.size] for shard in self._shards.all]
-        with missing_as_usual():
+        with missing_as_usual(), self._turn:
             self._shards.command(pb.COMMAND_KIND_SET_ATTR, [encode_set(name, list(map(pack, part))) for part in parts])
 
     @property
@@ -305,11 +325,11 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
         if self._waiting_for == "step":
             self._must_be_free()
         shards = self._shards_of(self._received if env_ids is None else np.asarray(env_ids))
-        if any(shard.pending is not None for shard in shards):
+        if not all(self._shards.is_free(shard) for shard in shards):
             raise AlreadyPendingCallError("a copy has to be received before it is sent another action", "send")
-        payloads = self._step_payloads(actions, [shard.size for shard in shards])
-        self._waiting_for = "receive"
+        payloads = self._step_payloads(actions, shards)
         self._shards.begin(pb.COMMAND_KIND_STEP, payloads, shards, together=False)
+        self._waiting_for = "receive"
 
     def recv(self) -> StepResult:
         """Waits for the first `batch_size` copies to finish.
@@ -349,13 +369,15 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
         ]
 
     def _command(self, kind: int, payload: bytes) -> list[bytes]:
-        self._must_be_free()
-        return self._shards.command(kind, [payload] * len(self._shards.all))
+        with self._turn:
+            self._must_be_free()
+            return self._shards.command(kind, [payload] * len(self._shards.all))
 
-    def _step_payloads(self, actions: Any, sizes: Sequence[int]) -> list[bytes]:
+    def _step_payloads(self, actions: Any, shards: Sequence[Shard]) -> list[bytes]:
         if self._native:
             return [encode_step(actions)]
-        return [encode_step(part) for part in batches.split(self._single_action_space, actions, sizes)]
+        parts = batches.split(self._single_action_space, actions, [shard.size for shard in shards])
+        return [encode_step(part, shard.kept) for part, shard in zip(parts, shards, strict=True)]
 
     def _reset_payloads(self, seed: int | Sequence[int | None] | None, options: dict[str, Any] | None) -> list[bytes]:
         options, mask = arguments.reset_mask(options, self.num_envs)
@@ -363,7 +385,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
         payloads: list[bytes] = []
         for shard in self._shards.all:
             copies = slice(shard.first, shard.first + shard.size)
-            command = pb.ResetCommand()
+            command = pb.ResetCommand(kept=shard.kept)
             if seeds is not None:
                 values.encode(seeds if isinstance(seeds, int) else list(seeds[copies]), command.seeds, name="seed")
             if options is not None:
@@ -440,7 +462,7 @@ def _release(shards: Shards, server: RemoteServer) -> None:
 def _is_native(server: RemoteServer, options: SessionOptions, mode: str | None) -> bool:
     """Whether the environment's own vector form is to be made."""
     if mode is None:
-        return not options.wrappers and server.has_vector_form(options.environment_id)
+        return server.has_vector_form(options.environment_id)
     if mode not in _VECTORIZATION:
         raise errors.InvalidArgument(f"vectorization_mode is 'sync', 'vector_entry_point' or None, not {mode!r}")
     return mode == "vector_entry_point"

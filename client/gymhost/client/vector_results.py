@@ -114,12 +114,14 @@ class Results:
         if shard.memory is not link.memory:
             shard.memory = link.memory
             shard.batch = self._layout(shard).batch(link.memory)
+            shard.kept = 0
         assert shard.batch is not None
         return shard.batch
 
     def _sent(self, shard: Shard, packed: bytes, changes: pb.Changes) -> Batch:
         """What was sent in place of shared memory; kept, since the next result may tell only what has changed."""
         kept = shard.memory
+        before, shard.kept = shard.kept, 0
         if packed:
             words = np.frombuffer(packed, np.uint64)
             if isinstance(kept, np.ndarray) and len(kept) == len(words):
@@ -129,9 +131,12 @@ class Results:
                 shard.batch = self._layout(shard).batch(shard.memory.data.cast("B"))
         else:
             positions = np.frombuffer(changes.positions, np.uint32)
-            if not isinstance(kept, np.ndarray) or (len(positions) and positions.max() >= len(kept)):
+            fits = isinstance(kept, np.ndarray) and (not len(positions) or positions.max() < len(kept))
+            if not before or not isinstance(kept, np.ndarray) or not fits:
                 raise errors.DecodeError("the server's reply tells what has changed in something else")
             kept[positions] = np.frombuffer(changes.words, np.uint64)
+        # Whatever a shard replies is read before it gets another command.
+        shard.kept = shard.lane.lane.sequence
         assert shard.batch is not None
         return shard.batch
 

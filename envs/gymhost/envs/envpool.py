@@ -7,6 +7,7 @@ Importing this module registers all that EnvPool has, under its own names in the
 has a namespace already, a dot stands for the slash: `envpool/phys2d.CartPole-v1`.
 """
 
+import os
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -28,6 +29,14 @@ NAMESPACE = "envpool"
 
 # EnvPool's seeds are 32-bit numbers with a sign; it gives each copy the next one.
 _SEEDS = 2**31
+# What EnvPool ends the process for, or takes all of the machine.
+_COUNTS = {
+    "num_envs": 2**16,
+    "num_threads": 4 * (os.cpu_count() or 1),
+    "stack_num": 64,
+    "frame_skip": 1000,
+    "max_episode_steps": 2**30,
+}
 
 
 class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
@@ -52,6 +61,9 @@ class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
     def __init__(self, task_id: str, num_envs: int = 1, render_mode: str | None = None, **kwargs: Any) -> None:
         if kwargs.get("batch_size", num_envs) != num_envs:
             raise ValueError("EnvPool's batch_size must be that of all copies: a step is one of all of them")
+        for name, value in {"num_envs": num_envs, **kwargs}.items():
+            if name in _COUNTS and not 1 <= int(value) <= _COUNTS[name]:
+                raise ValueError(f"{name} must be from 1 to {_COUNTS[name]}, not {value}")
         if render_mode not in (None, "rgb_array"):
             raise ValueError(f"render_mode is None or 'rgb_array', not {render_mode!r}")
         self.num_envs = num_envs
@@ -65,6 +77,8 @@ class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
         self.single_action_space = spec.gymnasium_action_space
         self.observation_space = batch_space(spec.gymnasium_observation_space, num_envs)
         self.action_space = batch_space(spec.gymnasium_action_space, num_envs)
+        actions = batch_space(spec.gymnasium_action_space, num_envs)
+        self._actions: tuple[Any, Any] = actions.shape, actions.dtype
         if render_mode is not None:
             self._kwargs["render_mode"] = render_mode
         self._pool: Any = None
@@ -102,9 +116,18 @@ class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
         return cast(Any, envpool.make)(self._task_id, env_type="gymnasium", **self._kwargs | {"seed": seed})
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Takes a step in all copies."""
+        """Takes a step in all copies.
+
+        Raises:
+            ValueError: The actions are no batch for them: EnvPool ends the process for that.
+        """
         if self._pool is None:
             raise gymnasium.error.ResetNeeded("the first call is reset")
+        shape, dtype = self._actions
+        actions = np.asarray(actions)
+        if actions.shape != shape or not np.can_cast(actions.dtype, dtype, "same_kind"):
+            raise ValueError(f"actions must be {dtype} of shape {shape}, not {actions.dtype} of shape {actions.shape}")
+        actions = actions.astype(dtype, copy=False)
         observations, rewards, terminations, truncations, infos = self._pool.step(actions)
         self._last = observations, infos
         return observations, rewards, terminations, truncations, infos

@@ -46,6 +46,9 @@ SAFE = (
     "TimeLimit",
 )
 
+# The largest number that a client may give a safe wrapper, but for limits of steps.
+_MOST = 4096
+
 # A wrapper to apply, and its keyword arguments.
 Wrapping = tuple[Callable[..., gymnasium.Env[Any, Any]], dict[str, Any]]
 
@@ -66,6 +69,7 @@ def resolve(wanted: Iterable[tuple[str, dict[str, Any]]], allowed: Collection[st
         if not isinstance(cast(object, kwargs), dict):
             raise InvalidArgument(f"the keyword arguments of the wrapper {name} must be a dict, not {kwargs!r}")
         if name in SAFE and hasattr(gymnasium.wrappers, name):
+            _check_size(name, kwargs)
             found.append((getattr(gymnasium.wrappers, name), _with_types(kwargs)))
         elif ":" in name and (name in allowed or "*" in allowed):
             try:
@@ -75,6 +79,14 @@ def resolve(wanted: Iterable[tuple[str, dict[str, Any]]], allowed: Collection[st
         else:
             raise PermissionDenied(_refusal(name, allowed))
     return found
+
+
+def _check_size(name: str, kwargs: dict[str, Any]) -> None:
+    """Refuses numbers that would have the worker compute, or fill its memory, for ever."""
+    for argument, value in kwargs.items():
+        numbers = cast("list[Any]", value) if isinstance(value, (list, tuple)) else [value]
+        if argument != "max_episode_steps" and any(isinstance(each, int) and abs(each) > _MOST for each in numbers):
+            raise InvalidArgument(f"{argument}={value!r} of the wrapper {name} is more than {_MOST}")
 
 
 def wrap(env: gymnasium.Env[Any, Any], wrappings: Sequence[Wrapping]) -> gymnasium.Env[Any, Any]:
@@ -103,8 +115,9 @@ def load(name: str) -> Callable[..., gymnasium.Env[Any, Any]]:
         wrapper: Any = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
     except Exception as error:
         raise ImportError(f"can't import the wrapper {name!r}: {type(error).__name__}: {error}") from error
-    if not callable(cast(object, wrapper)):
-        raise ImportError(f"the wrapper {name!r} is no class, but {wrapper!r}")
+    is_class = isinstance(cast(object, wrapper), type)
+    if not (issubclass(wrapper, gymnasium.Wrapper) if is_class else callable(cast(object, wrapper))):
+        raise ImportError(f"the wrapper {name!r} is no wrapper, but {wrapper!r}")
     return wrapper
 
 

@@ -619,10 +619,13 @@ class ResetCommand(google.protobuf.message.Message):
     OPTIONS_FIELD_NUMBER: builtins.int
     SEEDS_FIELD_NUMBER: builtins.int
     MASK_FIELD_NUMBER: builtins.int
+    KEPT_FIELD_NUMBER: builtins.int
     seed: builtins.int
     """Unset: the environment goes on with the random generator that it has, as Gymnasium has it."""
     mask: builtins.bytes
     """For a vector session: which copies to reset, a byte each, 0 or 1; empty means all."""
+    kept: builtins.int
+    """See StepCommand."""
     @property
     def options(self) -> gymhost.v1.values_pb2.Value:
         """A map, or unset for None. Environments of gymhost know the keys `task` (an index) and `split`."""
@@ -640,9 +643,10 @@ class ResetCommand(google.protobuf.message.Message):
         options: gymhost.v1.values_pb2.Value | None = ...,
         seeds: gymhost.v1.values_pb2.Value | None = ...,
         mask: builtins.bytes = ...,
+        kept: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_seed", b"_seed", "options", b"options", "seed", b"seed", "seeds", b"seeds"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_seed", b"_seed", "mask", b"mask", "options", b"options", "seed", b"seed", "seeds", b"seeds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_seed", b"_seed", "kept", b"kept", "mask", b"mask", "options", b"options", "seed", b"seed", "seeds", b"seeds"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_seed", b"_seed"]) -> typing.Literal["seed"] | None: ...
 
 global___ResetCommand = ResetCommand
@@ -693,6 +697,11 @@ class StepCommand(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ACTION_FIELD_NUMBER: builtins.int
+    KEPT_FIELD_NUMBER: builtins.int
+    kept: builtins.int
+    """The number of the reset or step whose batch the client has kept, as it came on the stream; 0 for none. The result may then
+    tell only what has changed since.
+    """
     @property
     def action(self) -> gymhost.v1.values_pb2.Value:
         """For a vector session the batch of actions, with one array a leaf of the space."""
@@ -701,9 +710,10 @@ class StepCommand(google.protobuf.message.Message):
         self,
         *,
         action: gymhost.v1.values_pb2.Value | None = ...,
+        kept: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["action", b"action"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["action", b"action"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["action", b"action", "kept", b"kept"]) -> None: ...
 
 global___StepCommand = StepCommand
 
@@ -758,7 +768,7 @@ class StepResult(google.protobuf.message.Message):
 
     @property
     def changes(self) -> global___Changes:
-        """In place of `packed`, for a client that asked for it (CreateSessionRequest.changes)."""
+        """In place of `packed`, for a client that has kept a batch."""
 
     def __init__(
         self,
@@ -783,7 +793,7 @@ global___StepResult = StepResult
 
 @typing.final
 class Changes(google.protobuf.message.Message):
-    """What has changed in the buffer of a vector session since the reset or step before, whose result the client has kept."""
+    """What has changed in the buffer of a vector session since the reset or step that the command named as kept."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1174,7 +1184,7 @@ class CreateSessionRequest(google.protobuf.message.Message):
     vectorization: global___Vectorization.ValueType
     """For a vector session."""
     changes: builtins.bool
-    """The client of a vector session keeps the last batch, so that a result may tell only what has changed."""
+    """The client of a vector session keeps batches, and will say which."""
     @property
     def kwargs(self) -> gymhost.v1.values_pb2.Value:
         """Keyword arguments for the environment, a map; `render_mode` is one of them."""

@@ -18,6 +18,7 @@ from grpc_reflection.v1alpha import reflection
 
 from gymhost.server.addresses import ensure_free
 from gymhost.server.config import ServerConfig
+from gymhost.server.descriptors import allow_descriptors
 from gymhost.server.front.identity import Identities
 from gymhost.server.front.pool import WorkerPool
 from gymhost.server.front.service import SERVICE, Service, handlers
@@ -58,6 +59,7 @@ class Server:
         Raises:
             ServerUnavailable: A worker could not start, or the address is taken.
         """
+        allow_descriptors()
         try:
             ensure_free(self.config.address)
             await self._pool.start()

@@ -204,6 +204,8 @@ class SessionTable:
         try:
             await asyncio.wait_for(turn, limit)
         except TimeoutError:
+            if turn.done() and not turn.cancelled():
+                return  # it came in the very moment in which the time was up
             raise errors.CapacityExhausted(
                 f"the server is full: {self._places} of {capacity} sessions, {len(self._queue)} creates "
                 f"waiting, no place within {limit:g} s (--capacity, --queue-timeout)"

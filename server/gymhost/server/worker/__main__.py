@@ -7,6 +7,7 @@ import sys
 
 import uvloop
 
+from gymhost.server.descriptors import allow_descriptors
 from gymhost.server.link import WorkerConfig
 from gymhost.server.worker.host import Host
 from gymhost.server.worker.output import tag_output
@@ -20,6 +21,7 @@ def main() -> None:
     sys.path[:] = dict.fromkeys([*config.paths, *sys.path])
     for fd in (config.link_fd, config.alive_fd):
         os.set_inheritable(fd, False)
+    allow_descriptors()
     tag_output()
     host = Host(config)
     host.load()

@@ -25,7 +25,8 @@ class Call(NamedTuple):
         run: Calls the environment.
         run_async: Calls the coroutine of an asynchronous environment; None where it has none.
         encode: What the environment returned to the payload of the reply.
-        in_memory: Whether the arrays of the result stay in the environment's shared memory, if it has some.
+        kept: Where the arrays of the result stay in the environment's shared memory, if it has some: what tells from
+            the payload which batch the client has kept.
     """
 
     limit: str
@@ -33,7 +34,7 @@ class Call(NamedTuple):
     run: Callable[[Any, Any], Any]
     run_async: Callable[[Any, Any], Awaitable[Any]] | None
     encode: Callable[[Any], bytes]
-    in_memory: bool = False
+    kept: Callable[[bytes], int] | None = None
 
 
 def options_of(command: pb.ResetCommand, terms: Terms) -> dict[str, Any] | None:

@@ -189,7 +189,9 @@ class Host:
     def _create(self, lane: int, number: int, request: pb.CreateSessionRequest) -> None:
         hosting = registration.hosted(request.environment_id)
         # The copies of a vector session are stepped in a loop, which is for a thread whatever they are.
-        mode = ThreadSession if request.num_envs else _MODES[hosting.mode]
+        # So is what a client wraps around an environment: its author knows nothing of how long that takes.
+        on_thread = request.num_envs or (request.wrappers and hosting.mode == "inline")
+        mode = ThreadSession if on_thread else _MODES[hosting.mode]
         session = mode(self, lane, request, hosting)
         started = time.monotonic()
 
@@ -284,8 +286,10 @@ class Host:
             await asyncio.sleep(SWEEP)
             now = time.monotonic()
             self.watchdog.loop_beat = now
-            for session in [each for each in self._watched.values() if now > each.deadline]:
-                session.expire()
+            # A copy, since the threads of sessions put themselves in and take themselves out.
+            for session in list(self._watched.values()):
+                if now > session.deadline:
+                    session.expire()
 
     async def _sweep_idle(self) -> None:
         while True:

@@ -67,7 +67,10 @@ class FrontLink(asyncio.Protocol):
                 for command in pb.InteractRequest.FromString(message).commands:
                     session = sessions.get(command.lane)
                     if session is not None and _FIRST <= command.kind <= _LAST:
-                        session.submit(command, outlet)
+                        try:
+                            session.submit(command, outlet)
+                        except Exception as error:  # noqa: BLE001 - whatever one command does must not end the worker
+                            outlet.send_error(command.lane, command.sequence, error)
                     else:
                         host.control(session, command, outlet)
 
@@ -83,6 +86,10 @@ class DirectLink(asyncio.Protocol):
         self._host = host
         self._reader = FrameReader(host.config.max_payload + ENVELOPE)
         self._sessions: dict[int, Session] = {}
+        # For one session alone, whose client takes the end of the socket for the notice that it has to go on elsewhere.
+        self._exclusive = False
+        # Whether a session's thread serves the socket from now on.
+        self._given = False
         self._outlet: Outlet
         self._writer: Writer
         self._transport: asyncio.Transport
@@ -106,6 +113,8 @@ class DirectLink(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Part of asyncio.Protocol: runs all commands of a frame, then sends their replies together."""
         sessions, outlet = self._sessions, self._outlet
+        if self._given:
+            return
         try:
             with self._host.turn:
                 for _, message in self._reader.feed(data):
@@ -113,7 +122,7 @@ class DirectLink(asyncio.Protocol):
                         session = sessions.get(command.lane)
                         if session is not None and _FIRST <= command.kind <= _LAST:
                             session.submit(command, outlet)
-                        else:
+                        elif not self._given:
                             self._control(session, command)
         except (errors.TooLarge, ProtobufDecodeError):
             self._transport.abort()
@@ -124,12 +133,20 @@ class DirectLink(asyncio.Protocol):
         """Tells the client that the session is driven on the stream again."""
         self._sessions.pop(session.lane, None)
         session.direct = None
-        self._outlet.send_error(session.lane, 0, errors.Detached("the session is driven on the stream"))
+        self._send_away(session.lane)
 
     def end(self, session: Session) -> None:
         """Forgets a session that has ended; its client learns of that on the stream."""
         self._sessions.pop(session.lane, None)
         session.direct = None
+        if self._exclusive:
+            self._transport.close()
+
+    def _send_away(self, lane: int) -> None:
+        if self._exclusive:
+            self._transport.close()
+        else:
+            self._outlet.send_error(lane, 0, errors.Detached("the session is driven on the stream"))
 
     def _control(self, session: Session | None, command: pb.Command) -> None:
         kind, number = command.kind, command.sequence
@@ -139,9 +156,11 @@ class DirectLink(asyncio.Protocol):
                 found = self._host.by_token.get(attach.session_id)
                 if found is None:
                     raise errors.UnknownSession("no such session")
-                if attach.exclusive and isinstance(found, ThreadSession) and not self._sessions:
-                    self._give_to(found, number)
-                    return
+                if attach.exclusive and not self._sessions:
+                    self._exclusive = True
+                    if isinstance(found, ThreadSession):
+                        self._give_to(found, number)
+                        return
                 if found.direct is not None and found.direct is not self:
                     found.direct.detach(found)
                 found.direct = self
@@ -155,10 +174,11 @@ class DirectLink(asyncio.Protocol):
                 session.cancel()
         else:
             # Not attached here, or no longer: on the stream its client is told what has become of it.
-            self._outlet.send_error(command.lane, 0, errors.Detached("the session is driven on the stream"))
+            self._send_away(command.lane)
 
     def _give_to(self, session: ThreadSession, number: int) -> None:
         """Leaves the socket to a session's own thread. Its client sends no more until the attach is answered."""
+        self._given = True
         self._transport.pause_reading()
         end: socket.socket = self._transport.get_extra_info("socket")
         own = socket.socket(fileno=os.dup(end.fileno()))

@@ -14,7 +14,7 @@ from gymhost.envs.registration import Hosting
 from gymhost.server.worker.calls import Call
 from gymhost.server.worker.failure import failure, unimplemented
 from gymhost.server.worker.output import current_session
-from gymhost.server.worker.packing import Packing
+from gymhost.server.worker.packing import Packing, packed
 from gymhost.server.worker.session import CLOSE_LIMIT, Done, Session
 from gymhost.server.worker.shared_memory import SharedMemory
 from gymhost.v1 import environments_pb2 as pb
@@ -35,7 +35,18 @@ class ThreadSession(Session):
     a command on the stream for one, ends that: the socket is shut, and the client goes on with the stream.
     """
 
-    __slots__ = ("_changes", "_done", "_end", "_in_memory", "_is_vector", "_lock", "_packing", "_queue", "_seen")
+    __slots__ = (
+        "_changes",
+        "_done",
+        "_end",
+        "_in_memory",
+        "_is_vector",
+        "_lock",
+        "_packing",
+        "_queue",
+        "_seen",
+        "_waiting",
+    )
 
     def __init__(self, host: "Host", lane: int, request: pb.CreateSessionRequest, hosting: Hosting) -> None:
         super().__init__(host, lane, request, hosting)
@@ -43,9 +54,10 @@ class ThreadSession(Session):
         self._queue: queue.SimpleQueue[tuple[Call, bytes] | Callable[[], None] | socket.socket | None]
         self._queue = queue.SimpleQueue()
         self._done: Done | None = None
-        # The socket that is served, or is about to be; and what guards it and the numbering of the lane, which the
-        # session's thread and the event loop both have a hand in then.
+        # The socket that is served or is about to be, and the one that the thread has not come to yet; and what guards
+        # them and the numbering of the lane, which the session's thread and the event loop both have a hand in then.
         self._end: socket.socket | None = None
+        self._waiting: socket.socket | None = None
         self._lock = threading.RLock()
         # Whether the arrays of the last reply are not in it, but in the memory that is shared with the client.
         self._in_memory = False
@@ -60,11 +72,13 @@ class ThreadSession(Session):
     def submit(self, command: pb.Command, outlet: "Outlet") -> None:
         with self._lock:
             self._shut()
-            self._make_whole()
+            if command.sequence == self.last:
+                self._make_whole()
             super().submit(command, outlet)
 
     def finish(self, code: int, reply: bytes) -> None:
         with self._lock:
+            self._in_memory = False
             super().finish(code, reply)
 
     def run(self, call: Call, payload: bytes, time_left_ms: int) -> None:
@@ -107,16 +121,22 @@ class ThreadSession(Session):
         """
         self.leave()
         memory: SharedMemory | None = getattr(self.env, "memory", None)
-        with self._lock:
-            attached = pb.Attached(last_sequences=[self.last])
-            self._end = end
+        attached = pb.Attached(last_sequences=[self.last])
         descriptors: list[int] = []
         if memory is not None:
             attached.shared_bytes = memory.size
             descriptors.append(memory.descriptor)
-        with contextlib.suppress(OSError):  # the thread sees that it is gone
-            end.setblocking(True)
+        try:
+            # It is still one that does not block: whoever has filled it before it is served is not waited for.
             socket.send_fds(end, [pack(_response(0, number, 0, attached.SerializeToString()))], descriptors)
+            end.setblocking(True)
+        except OSError:
+            end.close()
+            return
+        with self._lock:
+            if self._waiting is not None:
+                self._waiting.close()  # the thread is busy, and has not come to it
+            self._waiting = self._end = end
         self._queue.put(end)
 
     def _shut(self) -> None:
@@ -162,8 +182,8 @@ class ThreadSession(Session):
             else:
                 call, payload = cast("tuple[Call, bytes]", item)
                 code, reply = self.execute(call, payload)
-                if call.in_memory and not code:
-                    code, reply = self._whole(reply)
+                if call.kept is not None and not code:
+                    code, reply = self._whole(reply, call.kept(payload))
                 if not self._finish_here(code, reply):
                     post(self._finished, (code, reply))
 
@@ -188,6 +208,7 @@ class ThreadSession(Session):
         self.code = code
         self.reply = reply
         self.busy = False
+        self._in_memory = False
         if self.idle_limit:
             self.touched = time.monotonic()
         return True
@@ -202,6 +223,9 @@ class ThreadSession(Session):
 
     def _serve(self, end: socket.socket) -> None:
         frames = SocketFrames(end, self.host.max_payload + ENVELOPE)
+        with self._lock:
+            if self._waiting is end:
+                self._waiting = None
         try:
             while (message := frames.read()) is not None:
                 for command in pb.InteractRequest.FromString(message).commands:
@@ -237,9 +261,7 @@ class ThreadSession(Session):
         with self._lock:
             if not self._end_command(code, reply):
                 return False
-            self._in_memory = call is not None and call.in_memory and not code
-            if self._in_memory and self._packing is not None:
-                self._packing.forget()
+            self._in_memory = call is not None and call.kept is not None and not code
             here = self._end is frames.end
             if not here and self.outlet is not None:
                 # Its client has asked on the stream meanwhile.
@@ -258,17 +280,21 @@ class ThreadSession(Session):
         """Puts what is in the memory into the last reply, for a client that does not share it. The lock is held."""
         if self._in_memory and not self.busy:
             self._in_memory = False
-            self.code, self.reply = self._whole(self.reply)
+            memory: SharedMemory | None = self.env.memory
+            if memory is not None:
+                self.code, self.reply = self._checked(self.reply + packed(memory))
 
-    def _whole(self, reply: bytes) -> tuple[int, bytes]:
+    def _whole(self, reply: bytes, kept: int) -> tuple[int, bytes]:
+        """The reply to the running command, with what is in the memory, as far as the client does not have that."""
         memory: SharedMemory | None = self.env.memory
-        if memory is not None:
-            if self._packing is None:
-                self._packing = Packing(memory, changes=self._changes)
-            reply += self._packing.pack()
-            if len(reply) > self.host.max_payload:
-                return failure(self.host.too_large(reply))
-        return 0, reply
+        if memory is None:
+            return 0, reply
+        if self._packing is None:
+            self._packing = Packing(memory, changes=self._changes)
+        return self._checked(reply + self._packing.pack(self.last, kept))
+
+    def _checked(self, reply: bytes) -> tuple[int, bytes]:
+        return (0, reply) if len(reply) <= self.host.max_payload else failure(self.host.too_large(reply))
 
 
 def _response(lane: int, sequence: int, code: int, payload: bytes) -> bytes:

@@ -97,11 +97,14 @@ def make(
             )
         registration.check_render_mode(kwargs)
         return Native(gymnasium.make_vec(spec, request.num_envs, vectorization_mode="vector_entry_point", **kwargs))
+    mode = _AUTORESET.get(request.autoreset_mode)
+    if mode is None:
+        raise errors.InvalidArgument(f"there is no autoreset mode {request.autoreset_mode}")
     envs: list[gymnasium.Env[Any, Any]] = []
     try:
         for _ in range(request.num_envs):
             envs.append(wrapping.wrap(registration.make(request.environment_id, **kwargs), wrappers))  # noqa: PERF401 - what was made is closed where one can't be
-        return Copies(envs, _AUTORESET[request.autoreset_mode], resetting)
+        return Copies(envs, mode, resetting)
     except BaseException:
         for env in envs:
             env.close()
@@ -158,6 +161,10 @@ class Copies:
     def reset(self, seeds: Any, mask: Array | None, options: dict[str, Any] | None) -> tuple[Any, Added]:
         """Resets all copies, or those that the mask names; the others keep their last observation."""
         count = len(self.envs)
+        if (seeds is not None and len(seeds) != count) or (mask is not None and len(mask) != count):
+            raise errors.InvalidArgument(
+                f"there must be as many seeds, and as long a mask, as there are copies: {count}"
+            )
         added = Added(count)
         for index in range(count) if mask is None else np.flatnonzero(mask).tolist():
             self._done[index] = False
@@ -180,7 +187,9 @@ class Copies:
                 f"the episodes of copies {ended} have ended: reset them with options={{'reset_mask': ...}} before the "
                 "next step (autoreset_mode is DISABLED)"
             )
-        given = iterate(self._batched_actions, actions)
+        given = list(iterate(self._batched_actions, actions))
+        if len(given) != len(self.envs):
+            raise errors.InvalidArgument(f"{len(given)} actions for {len(self.envs)} copies")
         for index, (env, action) in enumerate(zip(self.envs, given, strict=True)):
             self.progress = index
             if done[index] and mode is AutoresetMode.NEXT_STEP:

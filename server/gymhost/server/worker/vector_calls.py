@@ -57,6 +57,14 @@ def _step_result(returned: tuple[Batch | None, Infos]) -> bytes:
     return result.SerializeToString()
 
 
+def _kept_at_reset(payload: bytes) -> int:
+    return pb.ResetCommand.FromString(payload).kept
+
+
+def _kept_at_step(payload: bytes) -> int:
+    return pb.StepCommand.FromString(payload).kept
+
+
 def _fill_infos(infos: Infos, result: pb.ResetResult | pb.StepResult) -> None:
     if isinstance(infos, Added):
         if not infos.infos:
@@ -106,8 +114,8 @@ def _attribute_result(returned: tuple[str, tuple[Any, ...]]) -> bytes:
 
 
 VECTOR_CALLS: dict[int, Call] = {
-    pb.COMMAND_KIND_RESET: Call("reset", _reset_arguments, _reset, None, _reset_result, in_memory=True),
-    pb.COMMAND_KIND_STEP: Call("step", _actions, _step, None, _step_result, in_memory=True),
+    pb.COMMAND_KIND_RESET: Call("reset", _reset_arguments, _reset, None, _reset_result, _kept_at_reset),
+    pb.COMMAND_KIND_STEP: Call("step", _actions, _step, None, _step_result, _kept_at_step),
     pb.COMMAND_KIND_CALL_TOOL: Call("step", _no_tools, _step, None, _step_result),
     pb.COMMAND_KIND_RENDER: Call("step", nothing, _render, None, render_result),
     pb.COMMAND_KIND_SET_ATTR: Call("step", asked, _write, None, _attribute_result),
