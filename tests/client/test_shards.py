@@ -11,9 +11,14 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.error import AlreadyPendingCallError
+from gymnasium.vector import AutoresetMode
 
 from gymhost.client import (
     CapacityExhausted,
+    ConnectionLost,
+    EnvironmentFault,
+    InvalidArgument,
     RemoteVectorEnv,
     SessionClosed,
     SessionLost,
@@ -21,6 +26,7 @@ from gymhost.client import (
     make,
     make_vec,
 )
+from support import environments
 from support.compare import assert_same
 from support.proxy import Proxy
 from support.server import ServerProcess, until
@@ -258,3 +264,91 @@ def test_a_close_in_the_middle_of_a_step_waits_for_its_end_and_no_longer(server:
 def _ended(env: Any) -> None:
     with contextlib.suppress(SessionClosed):  # whichever comes first
         env.step(1.0)
+
+
+@pytest.mark.parametrize("direct", [True, False], ids=["direct", "grpc"])
+@pytest.mark.parametrize("mode", ["inline", "async"])
+def test_environments_of_the_workers_loop_go_on_after_a_cut(server: ServerProcess, mode: str, direct: bool) -> None:
+    id, nothing = {"inline": ("test/Counter-v0", 0), "async": ("test/Async-v0", 0.0)}[mode]
+    with Proxy(server.address) as proxy, make(id, server=proxy.address, direct=direct) as env:
+        env.reset()
+        for number in range(1, 6):
+            assert env.step(nothing)[0] == number
+            proxy.cut()
+
+
+@pytest.mark.parametrize("direct", [True, False], ids=["direct", "grpc"])
+def test_what_a_failed_step_left_behind_is_told_anew(server: ServerProcess, direct: bool) -> None:
+    # The batch of the shard that did not fail is lost with the error; what changes after it must not build on it.
+    envs = make_vec("test/Picture-v0", 4, server=server.address, direct=direct, shards=2)
+    envs.reset()
+    for _ in range(3):
+        with pytest.raises(EnvironmentFault, match="told to"):
+            envs.step(np.array([0, 0, 1, 0]))
+        observations, _ = envs.reset(options={"reset_mask": np.array([False, False, True, True])})
+        assert (observations[2:] == 0).all()
+        before = observations
+        observations, *_ = envs.step(np.zeros(4, np.int64))
+        assert (observations == before + 1).all()
+    envs.close()
+
+
+def test_a_copy_is_sent_nothing_before_it_was_received(server: ServerProcess) -> None:
+    envs = make_vec("test/Picture-v0", 2, server=server.address, batch_size=1)
+    envs.async_reset()
+    *_, infos = envs.recv()
+    with pytest.raises(AlreadyPendingCallError):
+        envs.send(np.zeros(1, np.int64), 1 - infos["env_id"])
+    envs.send(np.zeros(1, np.int64), infos["env_id"])
+    assert sorted([int(envs.recv()[0].max()), int(envs.recv()[0].max())]) == [0, 1]
+    envs.close()
+
+
+def test_an_embedded_server_that_was_killed_is_not_waited_for() -> None:
+    with (
+        connect(modules=[environments.__name__]) as remote,
+        make("test/Counter-v0", modules=[environments.__name__]) as env,
+    ):
+        env.reset()
+        assert remote._held is not None
+        assert remote._held.embedded is not None
+        remote._held.embedded._process.kill()
+        started = time.monotonic()
+        with pytest.raises((ConnectionLost, SessionLost)):  # noqa: PT012 - its worker may answer once more
+            while True:
+                env.step(0)
+        assert time.monotonic() - started < 15
+
+
+def test_an_autoreset_mode_makes_copies_and_is_never_ignored(gymnasium_server: ServerProcess) -> None:
+    address = gymnasium_server.address
+    envs = make_vec("CartPole-v1", 2, server=address, autoreset_mode="SameStep")
+    assert envs.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
+    envs.close()
+    with pytest.raises(InvalidArgument, match=r"NextStep.*not 'SameStep'"):
+        make_vec("CartPole-v1", 2, server=address, autoreset_mode="SameStep", vectorization_mode="vector_entry_point")
+    with pytest.raises(InvalidArgument, match="vector_kwargs"):
+        make_vec("CartPole-v1", 2, server=address, vector_kwargs={})
+    assert sessions(gymnasium_server) == []
+
+
+def test_threads_take_turns(gymnasium_server: ServerProcess) -> None:
+    envs = make_vec("CartPole-v1", 4, server=gymnasium_server.address, vectorization_mode="sync")
+    envs.reset(seed=0)
+    failed: list[Exception] = []
+
+    def use(act: Callable[[], Any]) -> None:
+        try:
+            for _ in range(100):
+                act()
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            failed.append(error)
+
+    acts = [lambda: envs.step([0, 1, 0, 1]), lambda: envs.step([1, 1, 0, 0]), lambda: envs.get_attr("np_random_seed")]
+    threads = [threading.Thread(target=use, args=(act,)) for act in acts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert failed == []
+    envs.close()

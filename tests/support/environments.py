@@ -99,6 +99,23 @@ class Image(_Counting):
         return np.resize(action, (1200, 1600, 3)), 1.0, False, False, {"digest": digest}
 
 
+class Picture(_Counting):
+    """Has observations of 16 KiB that are full of the count; told 1, it raises after it has counted."""
+
+    observation_space: Space[Any] = Box(0, 2**20, (64, 64), np.float32)
+    action_space: Space[Any] = Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
+        super().reset(seed=seed)
+        return np.zeros((64, 64), np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, Info]:
+        self.count += 1
+        if action == 1:
+            raise ValueError("told to")
+        return np.full((64, 64), self.count, np.float32), 1.0, False, False, {}
+
+
 class Fork(_Counting):
     """Forks a child by multiprocessing at each step (S16); the info has its process id."""
 
@@ -438,6 +455,7 @@ _register("Slow", Slow)
 _register("SlowWithin", Slow, step_timeout=2.0)
 _register("Sqlite", Sqlite)
 _register("Image", Image)
+_register("Picture", Picture)
 _register("Fork", Fork)
 _register("ForkExec", ForkExec)
 _register("Raises", Raises)

@@ -123,13 +123,21 @@ class ThreadPending(Pending):
 
     def resolve(self, code: int, reply: bytes) -> None:
         """Takes the reply; the first one, where there are more."""
-        if not self.answered:
-            self.answered = True
-            super().resolve(code, reply)
+        # In this order, since an interrupt may end it anywhere: while the lane is not free it can be done again.
+        if self.answered:
+            return
+        self.code = code
+        self.reply = reply
+        lane = self.lane
+        if lane is not None and lane.pending is self:
+            lane.free()
+        self.answered = True
+        self.wake()
 
     def wake(self) -> None:
         """Wakes the thread."""
-        self._lock.release()
+        if self._lock.locked():
+            self._lock.release()
         if self.told is not None:
             self.told()
 

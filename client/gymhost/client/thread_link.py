@@ -175,7 +175,10 @@ class ThreadLane:
         lane, connection = self.lane, self._connection
         if len(payload) > connection.max_payload:
             raise connection.too_large(payload)
-        if lane.pending is not None:
+        before = lane.pending
+        if before is not None:
+            # Nobody waits for it any more, and an interrupt may have left it anywhere.
+            self.to_stream(before)
             lane.until_free().result()
         pending = ThreadPending(lane, lane.number, kind, payload)
         lane.begin(pending)

@@ -173,8 +173,15 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
             SessionError: A session has ended; its subclass says how.
         """
         with self._turn:
-            self.step_async(actions)
-            return self.step_wait()
+            try:
+                self.step_async(actions)
+                return self.step_wait()
+            except Exception:
+                raise
+            except BaseException:  # such as KeyboardInterrupt
+                self._shards.cancel()
+                self._waiting_for = ""
+                raise
 
     def step_async(self, actions: Any) -> None:
         """Sends actions to all copies, without waiting.
