@@ -16,7 +16,7 @@ NESTED = spaces.Dict(
     {
         "picture": spaces.Box(0, 255, (3, 5), np.uint8),
         "parts": spaces.Tuple((spaces.Discrete(4, start=2), spaces.MultiBinary(3), spaces.MultiDiscrete([2, 3]))),
-        "deep": spaces.Dict({"x": spaces.Box(-1, 1, (), np.float16), "n": spaces.Discrete(3, dtype=np.int32)}),
+        "deep": spaces.Dict({"x": spaces.Box(-1, 1, (), np.float16), "n": spaces.Discrete(3)}),
     }
 )
 
