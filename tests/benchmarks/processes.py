@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, Self
 
+from gymhost.cli.usage import cpu_seconds, descendants
+
 ROOT = Path(__file__).parents[2]
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -132,22 +134,7 @@ class Process:
 
 def tree(pid: int) -> list[int]:
     """A process and its descendants, itself first."""
-    found = [pid]
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                found += tree(int(child))
-    return found
-
-
-def cpu_seconds(pids: Sequence[int]) -> float:
-    """The CPU time that processes have used; those that have ended count no more."""
-    used = 0.0
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            # What clock_getcpuclockid(3) returns. /proc/PID/stat says it in steps of 10 ms, too coarse for a window.
-            used += time.clock_gettime(~pid << 3 | 2)
-    return used
+    return [pid, *descendants(pid)]
 
 
 def busy_seconds() -> float:

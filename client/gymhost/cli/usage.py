@@ -7,20 +7,21 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["children", "cpu_seconds", "machine", "private_bytes"]
+__all__ = ["children", "cpu_seconds", "descendants", "machine", "private_bytes"]
 
 
 def children() -> list[int]:
     """The processes that this one has started, and theirs; none where they can't be seen."""
-    return _descendants(os.getpid())
+    return descendants(os.getpid())
 
 
-def _descendants(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
+    """The processes that a process has started, and theirs."""
     found: list[int] = []
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
             for child in (task / "children").read_text().split():
-                found += [int(child), *_descendants(int(child))]
+                found += [int(child), *descendants(int(child))]
     return found
 
 
