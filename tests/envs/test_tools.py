@@ -11,7 +11,7 @@ import numpy as np
 import pydantic
 import pytest
 
-from gymhost.envs import Task, ToolEnv, ToolSpec, tool
+from gymhost.envs import Content, Picture, Task, ToolEnv, ToolSpec, tool
 from gymhost.envs.tools import render_result
 
 
@@ -246,4 +246,49 @@ def test_a_result_is_text_as_it_is_and_all_else_json(result: Any, text: str) -> 
 def test_a_result_without_a_json_form_is_a_fault_of_the_environment() -> None:
     with pytest.raises(Exception, match="object has none"):
         render_result(object())
-    assert json.loads(render_result([math.pi])) == [math.pi]
+    assert render_result([math.pi]) == json.dumps([math.pi])
+
+
+def test_a_result_of_texts_and_pictures_becomes_blocks() -> None:
+    class Env(Plain):
+        @tool
+        def look(self) -> Content:
+            """Looks."""
+            return Content("The board:", Picture(b"\x89PNG"))
+
+    env = Env()
+    env.reset()
+    observation, *_ = env.step({"role": "assistant", "content": "", "tool_calls": [{"name": "look", "arguments": {}}]})
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw=="}}
+    assert observation[0]["content"] == [{"type": "text", "text": "The board:"}, picture]
+    assert env.observation_space.contains(observation)
+    with pytest.raises(TypeError, match="not of int"):
+        Content("a", 7)  # pyright: ignore[reportArgumentType]
+
+
+def test_the_middle_of_a_long_result_is_left_out_and_that_is_said() -> None:
+    class Env(Plain):
+        @tool(output_limit=10)
+        def say(self, length: int) -> str:
+            """Says much."""
+            return "abcdefghijklmnopqrstuvwxyz"[:length]
+
+    assert call(Env(), "say", {"length": 10}) == "abcdefghij"
+    assert call(Env(), "say", {"length": 26}) == "abcde\n[... 16 characters left out ...]\nvwxyz"
+
+
+@pytest.mark.parametrize("setting", ["timeout", "output_limit"])
+def test_limits_are_above_zero(setting: str) -> None:
+    settings: dict[str, Any] = {setting: 0}
+    with pytest.raises(ValueError, match=setting):
+        tool(**settings)
+
+
+@pytest.mark.parametrize("settings", [{"timeout": 1.0}, {"parallel": True}])
+def test_what_can_not_be_stopped_midway_has_no_timeout_and_is_not_parallel(settings: dict[str, Any]) -> None:
+    def blocks(self: ToolEnv) -> str:
+        """Blocks."""
+        return ""
+
+    with pytest.raises(TypeError, match="async def"):
+        type("Env", (Plain,), {"blocks": tool(**settings)(blocks)})

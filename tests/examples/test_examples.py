@@ -45,3 +45,24 @@ def test_my_environment_is_fit_to_be_hosted():
     said = gymhost("check", "acme/Sum-v0", "--module", "my_environment", cwd=EXAMPLES)
     assert said.returncode == 0, said.stdout
     assert "0 pieces of advice" in said.stdout
+
+
+def test_coder_plays_itself_in_a_sandbox():
+    assert run("coder.py").splitlines() == [
+        "system: You work in a Linux sandbox without a network. Say that you are done when you are.",
+        "user: Write the sum of the prices in prices.csv to total.txt.",
+        "tool: name,price",
+        "thing 0,15",
+        "thing 1,16",
+        "thing 2,23",
+        "[exit status 0]",
+        "tool: 54",
+        "tool: [exit status 0]",
+        "Reward: 1.0. Ended: True",
+    ]
+
+
+def test_coder_is_fit_to_be_hosted():
+    said = gymhost("check", "acme/Coder-v0", "--module", "coder", cwd=EXAMPLES)
+    assert said.returncode == 0, said.stdout
+    assert "0 pieces of advice" in said.stdout

@@ -8,6 +8,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "gymhost.envs needs the extra 'envs': pip install 'gymhost[envs]'", name=error.name
     ) from None
+from gymhost.envs.content import Content, Picture
 from gymhost.envs.registration import Hosting, Problem, Registered, catalog, hosted, load, make, register
 from gymhost.envs.rubrics import Rubric, rubric
 from gymhost.envs.tasks import Task, Tasks
@@ -19,7 +20,9 @@ from gymhost.wire.chat_spaces import ChatMessage
 __all__ = [
     "Call",
     "ChatMessage",
+    "Content",
     "Hosting",
+    "Picture",
     "Problem",
     "Registered",
     "Rubric",

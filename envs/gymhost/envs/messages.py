@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from gymnasium.error import InvalidAction
 
+from gymhost.envs.content import Block
 from gymhost.wire.chat_spaces import ChatMessage
 
 
@@ -21,7 +22,7 @@ def user(text: str) -> ChatMessage:
     return {"role": "user", "content": text}
 
 
-def tool_result(call_id: str, name: str, content: str) -> ChatMessage:
+def tool_result(call_id: str, name: str, content: str | list[Block]) -> ChatMessage:
     """Returns the message that answers a tool call."""
     return {"role": "tool", "tool_call_id": call_id, "name": name, "content": content}
 

@@ -1,5 +1,6 @@
 """Environments that a language model acts in by messages and tool calls."""
 
+import asyncio
 import inspect
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any, ClassVar, Literal, TypeVar, cast
@@ -18,7 +19,7 @@ from gymhost.envs.messages import (
 )
 from gymhost.envs.rubrics import Rubric, Scores, marked_rubric, score
 from gymhost.envs.tasks import Place, Task, Tasks, choose
-from gymhost.envs.tools import Tool, ToolError, ToolSpec, marked_name, render_result
+from gymhost.envs.tools import Tool, ToolError, ToolSpec, marked_name
 from gymhost.envs.turns import Call, Turn
 from gymhost.wire.chat_spaces import ChatMessage, Message, Messages
 
@@ -267,10 +268,10 @@ class ToolEnv(gymnasium.Env[Observation, Action]):
         self.turns += 1
         self.turn = turn = Turn(message, text_of(message))
         observation: Observation = []
-        for request in requests:
-            call = await self._call(request)
-            turn.calls.append(call)
-            observation.append(tool_result(call.id, call.name, call.result))
+        for beside in self._side_by_side(requests):
+            calls = [await self._call(beside[0])] if len(beside) == 1 else await _together(map(self._call, beside))
+            turn.calls += calls
+            observation += [tool_result(call.id, call.name, call.result) for call in calls]
         if not requests:
             observation += as_messages(await _result(self.on_text(turn.text)))
         observation += as_messages(await _result(self.after_turn(turn)))
@@ -342,6 +343,20 @@ class ToolEnv(gymnasium.Env[Observation, Action]):
     def _place_info(self) -> dict[str, Any]:
         return {} if self._place is None else {"task": self._place.task, "split": self._place.split}
 
+    def _side_by_side(self, requests: list[CallRequest]) -> list[list[CallRequest]]:
+        """Puts neighbours among a turn's calls together whose tools may all run at the same time."""
+        groups: list[list[CallRequest]] = []
+        before = False
+        for request in requests:
+            tool = self._tools.get(request.name)
+            parallel = tool is not None and tool.parallel
+            if parallel and before:
+                groups[-1].append(request)
+            else:
+                groups.append([request])
+            before = parallel
+        return groups
+
     async def _call(self, request: CallRequest) -> Call:
         if self._finished:
             return Call(request.id, request.name, None, "Not run: the episode ended with the call before.", False)
@@ -351,7 +366,7 @@ class ToolEnv(gymnasium.Env[Observation, Action]):
         arguments: dict[str, Any] | None = None
         try:
             tool, arguments = self._find(request)
-            result = render_result(await _result(tool.call(self, arguments)))
+            result = await tool.call(self, arguments)
         except ToolError as error:
             result = f"Error: {error}"
         return Call(request.id, request.name, arguments, result, arguments is not None)
@@ -391,6 +406,16 @@ def _own_order(cls: type) -> list[str]:
     for base in reversed(cls.__mro__):
         names |= dict.fromkeys(vars(base))
     return list(names)
+
+
+async def _together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Awaits coroutines side by side; where one raises, the others are cancelled before that is raised on."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(call) for call in calls]
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 async def _result(value: Any) -> Any:

@@ -1,15 +1,18 @@
 """Tools: methods of an environment that a model may call."""
 
+import asyncio
 import inspect
 import json
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_type_hints, overload
 
 import pydantic
 import pydantic_core
 from pydantic.json_schema import GenerateJsonSchema
+
+from gymhost.envs.content import Block, Content, clip
 
 _MARK = "__gymhost_tool__"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -36,27 +39,62 @@ class ToolSpec:
     parameters: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    name: str
+    description: str | None
+    timeout: float | None
+    output_limit: int | None
+    parallel: bool
+
+
 @overload
 def tool(function: F, /) -> F: ...
 @overload
-def tool(*, name: str | None = None, description: str | None = None) -> Callable[[F], F]: ...
 def tool(
-    function: F | None = None, /, *, name: str | None = None, description: str | None = None
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    timeout: float | None = None,
+    output_limit: int | None = None,
+    parallel: bool = False,
+) -> Callable[[F], F]: ...
+def tool(
+    function: F | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    timeout: float | None = None,
+    output_limit: int | None = None,
+    parallel: bool = False,
 ) -> F | Callable[[F], F]:
     """Makes a method of a `ToolEnv` a tool.
 
     The method may be `def` or `async def`. Every parameter needs a type; types, defaults and the docstring (its `Args`
     section for the parameters) make the schema that the model sees and that its arguments are checked against. A result
-    that is no `str` is given to the model as JSON.
+    that is neither a `str` nor a `Content` is given to the model as JSON.
 
     Args:
         function: The method.
         name: The tool's name, if not the method's.
         description: What the tool does, if not what the docstring says.
+        timeout: Seconds that a call may take; then it is cancelled, which the model is told. For `async def` alone: a
+            `def` is bounded by the environment's `step_timeout`.
+        output_limit: The most characters of text that a call may give the model; the middle of more is left out, which
+            the model is told.
+        parallel: Whether calls of one turn, of this and other parallel tools, may run at the same time. For `async def`
+            alone.
+
+    Raises:
+        ValueError: `timeout` or `output_limit` is not above 0.
     """
+    for setting, value in (("timeout", timeout), ("output_limit", output_limit)):
+        if value is not None and not value > 0:
+            raise ValueError(f"a tool's {setting} is above 0, or None for no limit, not {value!r}")
 
     def mark(function: F) -> F:
-        setattr(function, _MARK, (name or function.__name__, description))
+        setattr(function, _MARK, _Mark(name or function.__name__, description, timeout, output_limit, parallel))
         return function
 
     return mark if function is None else mark(function)
@@ -65,18 +103,23 @@ def tool(
 def marked_name(attribute: object) -> str | None:
     """Returns the name of the tool that an attribute of a class is, or None."""
     mark = _mark(attribute)
-    return None if mark is None else mark[0]
+    return None if mark is None else mark.name
 
 
-def _mark(attribute: object) -> tuple[str, str | None] | None:
+def _mark(attribute: object) -> _Mark | None:
     """Returns what `@tool` left; static and class methods are looked into, since they hide it."""
     return getattr(getattr(attribute, "__func__", attribute), _MARK, None)
 
 
 class Tool:
-    """A tool of a class: its spec, and how it is called."""
+    """A tool of a class: its spec, and how it is called.
 
-    __slots__ = ("_arguments", "_fields", "_function", "spec")
+    Attributes:
+        spec: The tool as a model sees it.
+        parallel: Whether it may run beside others.
+    """
+
+    __slots__ = ("_arguments", "_fields", "_function", "_output_limit", "_timeout", "parallel", "spec")
 
     def __init__(self, function: object) -> None:
         """Reads what is marked with `@tool`.
@@ -84,15 +127,22 @@ class Tool:
         Raises:
             TypeError: The method can't be a tool; the message says what to mend.
         """
-        name, description = _mark(function) or ("", None)
+        mark = _mark(function) or _Mark("", None, None, None, parallel=False)
+        name = mark.name
         if not inspect.isfunction(function):
             raise TypeError(f"tool {name!r}: a tool is a plain method, not a {type(function).__name__}")
         if not _NAME.fullmatch(name):
             raise TypeError(f"tool {name!r}: a name has 1 to 64 letters, digits, '_' or '-'")
+        if (mark.timeout is not None or mark.parallel) and not inspect.iscoroutinefunction(function):
+            setting = "timeout" if mark.timeout is not None else "parallel"
+            raise TypeError(f"tool {name!r}: {setting} is for tools that are `async def`; nothing stops others midway")
         summary, documented = parse_docstring(inspect.getdoc(function) or "")
         self._function = function
+        self._timeout = mark.timeout
+        self._output_limit = mark.output_limit
+        self.parallel = mark.parallel
         self._fields, self._arguments = _arguments_model(name, function, documented)
-        self.spec = ToolSpec(name, description or summary, _schema(self._arguments))
+        self.spec = ToolSpec(name, mark.description or summary, _schema(self._arguments))
 
     @property
     def is_async(self) -> bool:
@@ -115,16 +165,40 @@ class Tool:
             raise ToolError(f"invalid arguments for {self.spec.name}: not JSON: {error}") from None
         return {name: getattr(checked, field) for field, name in self._fields.items()}
 
-    def call(self, owner: object, arguments: dict[str, Any]) -> Any | Awaitable[Any]:
-        """Calls the tool of an environment with checked arguments."""
-        return self._function(owner, **arguments)
+    async def call(self, owner: object, arguments: dict[str, Any]) -> str | list[Block]:
+        """Calls the tool of an environment with checked arguments, and returns what the model is given.
+
+        Raises:
+            ToolError: The tool raised it, or its time was up.
+        """
+        result: Any
+        if self._timeout is None:
+            result = self._function(owner, **arguments)
+            if inspect.isawaitable(result):
+                result = await result
+        else:
+            allowed = asyncio.timeout(self._timeout)
+            try:
+                async with allowed:
+                    result = await self._function(owner, **arguments)
+            except TimeoutError:
+                if not allowed.expired():
+                    raise
+                raise ToolError(f"{self.spec.name} took more than {self._timeout:g} s and was stopped") from None
+        return render_result(result, self._output_limit)
 
 
-def render_result(result: object) -> str:
-    """Returns a tool's result as the text that the model reads: a `str` as it is, all else as JSON."""
-    if isinstance(result, str):
-        return result
-    return pydantic_core.to_json(result, fallback=_numpy_to_list).decode()
+def render_result(result: object, limit: int | None = None) -> str | list[Block]:
+    """Returns a tool's result as the model is given it: a `str` as it is, a `Content` as blocks, all else as JSON.
+
+    Args:
+        result: What the tool returned.
+        limit: The most characters of text; the middle of a longer one is left out.
+    """
+    if isinstance(result, Content):
+        return result.blocks(limit)
+    text = result if isinstance(result, str) else pydantic_core.to_json(result, fallback=_numpy_to_list).decode()
+    return clip(text, limit)
 
 
 def parse_docstring(text: str) -> tuple[str, dict[str, str]]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from gymhost.envs.content import Block
 from gymhost.wire.chat_spaces import ChatMessage
 
 
@@ -14,7 +15,7 @@ class Call:
         id: The id that the model gave it.
         name: The tool's name, or what stood for it.
         arguments: The arguments, checked; None where the call was malformed or did not run.
-        result: What the model was told.
+        result: What the model was told: a text, or the blocks of a message's content.
         valid: Whether the call was well formed, named a tool and had arguments that fit; a tool that ran and raised
             `ToolError` was called validly.
     """
@@ -22,7 +23,7 @@ class Call:
     id: str
     name: str
     arguments: dict[str, Any] | None
-    result: str
+    result: str | list[Block]
     valid: bool
 
 

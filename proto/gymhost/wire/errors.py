@@ -21,7 +21,8 @@
     ├── Unauthenticated
     ├── PermissionDenied
     ├── Unimplemented
-    ├── SandboxUnavailable           a sandbox could not be had, or is gone
+    ├── SandboxUnavailable           a sandbox could not be had
+    │   └── SandboxLost              a sandbox is gone, or was given up because it did not answer
     ├── ServerFault                  a fault of the server itself
     └── ServerUnavailable            the server is going away, has no worker, or can't be reached
         └── ConnectionLost           the connection could not be restored in time; the outcome of the command is unknown
@@ -51,6 +52,7 @@ __all__ = [
     "OutOfSequence",
     "PermissionDenied",
     "ResetNeeded",
+    "SandboxLost",
     "SandboxUnavailable",
     "ServerFault",
     "ServerUnavailable",
@@ -241,10 +243,14 @@ class Unimplemented(Error):
 
 
 class SandboxUnavailable(Error):
-    """A sandbox could not be had, or is gone."""
+    """A sandbox could not be had."""
 
     code = pb.REPLY_CODE_SANDBOX_UNAVAILABLE
     status = 14
+
+
+class SandboxLost(SandboxUnavailable):
+    """A sandbox is gone, or was given up because it did not answer; what was in it is lost."""
 
 
 class ServerFault(Error):
