@@ -144,3 +144,52 @@ def test_a_setting_that_can_not_be_is_refused_when_the_class_is_written(setting:
 
     with pytest.raises(ValueError, match=says):
         rubric(**setting)(good)
+
+
+class Gated(ToolEnv):
+    """Ends at once; the gate lets through what the test says."""
+
+    opened: Any = 1.0
+
+    def prompt(self, task: Task) -> str:
+        return "Go."
+
+    def on_text(self, text: str) -> None:
+        self.finish()
+
+    @rubric
+    def right(self) -> float:
+        return 1.0
+
+    @rubric(weight=0.5)
+    def short(self) -> float:
+        return 0.5
+
+    @rubric(gate=True)
+    def honest(self) -> Any:
+        return self.opened
+
+
+@pytest.mark.parametrize(("opened", "reward"), [(1.0, 1.25), (0.5, 0.625), (False, 0.0)])
+def test_a_gate_multiplies_the_sum_of_the_others(opened: Any, reward: float) -> None:
+    env = Gated()
+    env.opened = opened
+    env.reset()
+    _, got, *_, info = env.step("done")
+    assert got == reward
+    assert info["rewards"] == {"right": 1.0, "short": 0.5, "honest": float(opened)}
+    assert "reward_invalid" not in info
+
+
+def test_a_gate_that_fails_makes_the_reward_invalid() -> None:
+    env = Gated()
+    env.opened = "open"
+    env.reset()
+    *_, info = env.step("done")
+    assert info["reward_invalid"]
+    assert list(info["rewards_errors"]) == ["honest"]
+
+
+def test_a_gate_has_no_weight() -> None:
+    with pytest.raises(ValueError, match="gate has no weight"):
+        rubric(weight=0.5, gate=True)(lambda env: 1.0)

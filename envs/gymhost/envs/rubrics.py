@@ -26,9 +26,10 @@ class Rubric:
         low: The lowest score that is valid.
         high: The highest.
         per_turn: Whether it scores every turn; else it scores the episode, at its end.
+        gate: Whether it is no part of the sum, but what the sum is multiplied by.
 
     Raises:
-        ValueError: `weight`, `low` or `high` is no number that it can be.
+        ValueError: `weight`, `low` or `high` is no number that it can be, or a gate has a weight.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Rubric:
     low: float = 0.0
     high: float = 1.0
     per_turn: bool = False
+    gate: bool = False
 
     def __post_init__(self) -> None:
         for setting in ("weight", "low", "high"):
@@ -45,6 +47,8 @@ class Rubric:
                 raise ValueError(f"rubric {self.name!r}: {setting} is a number, not {value!r}")
         if not math.isfinite(self.weight):
             raise ValueError(f"rubric {self.name!r}: weight is a finite number, not {self.weight!r}")
+        if self.gate and self.weight != 1.0:
+            raise ValueError(f"rubric {self.name!r}: a gate has no weight: what it returns multiplies the others' sum")
         if self.low > self.high:
             raise ValueError(f"rubric {self.name!r}: low ({self.low:g}) is above high ({self.high:g})")
 
@@ -58,7 +62,13 @@ class Rubric:
 def rubric(function: F, /) -> F: ...
 @overload
 def rubric(
-    *, name: str | None = None, weight: float = 1.0, low: float = 0.0, high: float = 1.0, per_turn: bool = False
+    *,
+    name: str | None = None,
+    weight: float = 1.0,
+    low: float = 0.0,
+    high: float = 1.0,
+    per_turn: bool = False,
+    gate: bool = False,
 ) -> Callable[[F], F]: ...
 def rubric(
     function: F | None = None,
@@ -69,11 +79,13 @@ def rubric(
     low: float = 0.0,
     high: float = 1.0,
     per_turn: bool = False,
+    gate: bool = False,
 ) -> F | Callable[[F], F]:
     """Makes a method of a `ToolEnv` a rubric.
 
     The method may be `def` or `async def` and returns a score from `low` to `high`. What is no such number, or raises,
-    makes the reward invalid; it never counts as zero.
+    makes the reward invalid; it never counts as zero. The reward of a step is the weighted sum of the scores that are due
+    in it, multiplied by those of the gates that are due in it.
 
     Args:
         function: The method.
@@ -82,13 +94,14 @@ def rubric(
         low: The lowest score that is valid.
         high: The highest.
         per_turn: Score every turn, not only the episode at its end.
+        gate: Multiply the sum of the others by the score, in place of adding it: 0 takes the whole reward.
 
     Raises:
-        ValueError: `weight`, `low` or `high` is no number that it can be.
+        ValueError: `weight`, `low` or `high` is no number that it can be, or a gate has a weight.
     """
 
     def mark(function: F) -> F:
-        setattr(function, _MARK, Rubric(name or function.__name__, function, weight, low, high, per_turn))
+        setattr(function, _MARK, Rubric(name or function.__name__, function, weight, low, high, per_turn, gate))
         return function
 
     return mark if function is None else mark(function)
@@ -122,6 +135,7 @@ class Scores:
 async def score(rubrics: list[Rubric], environment: object) -> Scores:
     """Asks each of the rubrics; a failing one keeps none of the others from being asked."""
     result = Scores()
+    opened = 1.0
     for item in rubrics:
         try:
             value = item.function(environment)
@@ -135,10 +149,14 @@ async def score(rubrics: list[Rubric], environment: object) -> Scores:
         if problem is None:
             number = float(value)
             result.scores[item.name] = number
-            result.reward += item.weight * number
+            if item.gate:
+                opened *= number
+            else:
+                result.reward += item.weight * number
         else:
             result.scores[item.name] = None
             result.errors[item.name] = problem
+    result.reward *= opened
     return result
 
 

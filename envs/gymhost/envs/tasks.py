@@ -1,5 +1,6 @@
 """Tasks: the problem instances of an environment, by index."""
 
+import importlib
 import json
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,6 +43,38 @@ class Tasks(Sequence[Task]):
         self._get = function
         self.size = size
         return self
+
+    @classmethod
+    def of(cls, tasks: Any) -> Self:
+        """Takes anything with a length whose items are mappings, such as a `datasets.Dataset`; reads them on demand."""
+        return cls.generate(lambda index: dict(tasks[index]), len(tasks))
+
+    @classmethod
+    def parquet(cls, path: str | Path) -> Self:
+        """Reads tasks from a Parquet file, a row each; its columns are the fields.
+
+        Raises:
+            ModuleNotFoundError: pyarrow is not installed.
+            OSError: The file can't be read.
+            ValueError: It is no Parquet file.
+        """
+        table = _needed("pyarrow.parquet", "Tasks.parquet").read_table(path)
+        return cls.generate(lambda index: table.slice(index, 1).to_pylist()[0], table.num_rows)
+
+    @classmethod
+    def dataset(cls, path: str, name: str | None = None, *, split: str, **options: Any) -> Self:
+        """Loads a Hugging Face dataset, a row each.
+
+        Args:
+            path: What `datasets.load_dataset` calls so: a repository of the hub, a folder, or a format such as `csv`.
+            name: The dataset's configuration.
+            split: The dataset's split.
+            **options: What else `datasets.load_dataset` takes, such as `revision` or `data_files`.
+
+        Raises:
+            ModuleNotFoundError: datasets is not installed.
+        """
+        return cls.of(_needed("datasets", "Tasks.dataset").load_dataset(path, name, split=split, **options))
 
     @classmethod
     def jsonl(cls, path: str | Path) -> Self:
@@ -152,3 +185,12 @@ def choose(
         return Place(split, index), tasks[index]
     except IndexError as error:
         raise ValueError(f"split {split!r}: {error}") from None
+
+
+def _needed(module: str, by: str) -> Any:
+    """Imports what is no dependency of every environment."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.partition(".")[0]
+        raise ModuleNotFoundError(f"{by} needs {package}: pip install {package}", name=error.name) from None
