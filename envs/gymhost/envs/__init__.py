@@ -9,6 +9,7 @@ except ModuleNotFoundError as error:
         "gymhost.envs needs the extra 'envs': pip install 'gymhost[envs]'", name=error.name
     ) from None
 from gymhost.envs.content import Content, Picture
+from gymhost.envs.mcp_servers import McpServer
 from gymhost.envs.registration import Hosting, Problem, Registered, catalog, hosted, load, make, register
 from gymhost.envs.rubrics import Rubric, rubric
 from gymhost.envs.tasks import Task, Tasks
@@ -22,6 +23,7 @@ __all__ = [
     "ChatMessage",
     "Content",
     "Hosting",
+    "McpServer",
     "Picture",
     "Problem",
     "Registered",

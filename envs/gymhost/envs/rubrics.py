@@ -84,8 +84,8 @@ def rubric(
     """Makes a method of a `ToolEnv` a rubric.
 
     The method may be `def` or `async def` and returns a score from `low` to `high`. What is no such number, or raises,
-    makes the reward invalid; it never counts as zero. The reward of a step is the weighted sum of the scores that are due
-    in it, multiplied by those of the gates that are due in it.
+    makes the reward invalid; it never counts as zero. The reward of a step is the weighted sum of the scores that are
+    due in it, multiplied by those of the gates that are due in it.
 
     Args:
         function: The method.

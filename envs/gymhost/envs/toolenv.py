@@ -2,13 +2,15 @@
 
 import asyncio
 import inspect
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import gymnasium
 from gymnasium.error import ResetNeeded
 
 from gymhost.envs.local import LocalLoop, drive
+from gymhost.envs.mcp_servers import McpConnection, McpServer, McpTool, tools_of
 from gymhost.envs.messages import (
     CallRequest,
     as_messages,
@@ -71,6 +73,8 @@ class ToolEnv(gymnasium.Env[Observation, Action]):
         without_call: What a turn without a tool call leads to: `ask` answers that a tool is to be called, `end` ends
             the episode. An overridden `on_text` decides for itself.
         ask_for_call: What `ask` answers; `{tools}` stands for the tools' names.
+        mcp: Servers of the Model Context Protocol; their tools are offered beside the environment's own. Each episode
+            has connections of its own.
         expert: A scripted policy that plays well, `module:function`, for `gymhost check`: it is given all messages of
             the conversation and returns an action.
         turn: The turn that is being played or was played last.
@@ -90,6 +94,7 @@ class ToolEnv(gymnasium.Env[Observation, Action]):
     max_characters: int | None = None
     without_call: Literal["ask", "end"] = "ask"
     ask_for_call: str = "Call a tool: {tools}."
+    mcp: Sequence[McpServer] = ()
     expert: ClassVar[str | None] = None
 
     turn: Turn | None = None
@@ -100,6 +105,7 @@ class ToolEnv(gymnasium.Env[Observation, Action]):
     _rubrics: ClassVar[list[Rubric]] = []
     _waits: ClassVar[bool] = False
     _splits: Mapping[str, Tasks] | None = None
+    _connections: Mapping[McpServer, McpConnection] = MappingProxyType({})
     _loop: LocalLoop | None = None
     _state: Literal["new", "running", "ended", "broken"] = "new"
     _held = False
@@ -119,6 +125,7 @@ class ToolEnv(gymnasium.Env[Observation, Action]):
             self.default_task = task
         if split is not None:
             self.default_split = split
+        self._all_tools()  # so that a server of tools that is not there is missed now
 
     # ------------------------------------------------------------------------------------------------------------------
     # What authors override
@@ -135,7 +142,7 @@ class ToolEnv(gymnasium.Env[Observation, Action]):
         if self.without_call == "end":
             self.finish()
             return None
-        return self.ask_for_call.format(tools=", ".join(self._tools))
+        return self.ask_for_call.format(tools=", ".join(self._all_tools()))
 
     def after_turn(self, turn: Turn) -> Any:
         """Looks back at a turn; returns more to say, as `on_text` does, or None. May be `async def`."""
@@ -161,7 +168,7 @@ class ToolEnv(gymnasium.Env[Observation, Action]):
     @property
     def tools(self) -> list[ToolSpec]:
         """The tools that the model may call."""
-        return [tool.spec for tool in self._tools.values()]
+        return [tool.spec for tool in self._all_tools().values()]
 
     @property
     def rubrics(self) -> list[Rubric]:
@@ -171,7 +178,7 @@ class ToolEnv(gymnasium.Env[Observation, Action]):
     @property
     def is_async(self) -> bool:
         """Whether some tool, rubric or hook must be awaited, so that `astep` and its like are not plain code."""
-        return self._waits
+        return self._waits or bool(self.mcp)
 
     @property
     def splits(self) -> Mapping[str, Tasks]:
@@ -250,6 +257,9 @@ class ToolEnv(gymnasium.Env[Observation, Action]):
         self._state, self._finished, self._extra = "broken", False, None
         self.turn, self.turns, self.calls = None, 0, 0
         self._held = True
+        if self.mcp:
+            self._connections = {server: McpConnection(server) for server in self.mcp}
+            await _together(connection.open() for connection in self._connections.values())
         await _result(self.setup(task))
         opening = as_messages(await _result(self.prompt(task)))
         if self.system is not None:
@@ -296,7 +306,12 @@ class ToolEnv(gymnasium.Env[Observation, Action]):
         self._state = "new"
         if self._held:
             self._held = False
-            await _result(self.teardown())
+            try:
+                await _result(self.teardown())
+            finally:
+                connections, self._connections = self._connections, {}
+                for connection in connections.values():
+                    await connection.close()
 
     # ------------------------------------------------------------------------------------------------------------------
     # How it works
@@ -334,7 +349,7 @@ class ToolEnv(gymnasium.Env[Observation, Action]):
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Runs one of the coroutines for a caller that is not asynchronous."""
-        if not self._waits:
+        if not self.is_async:
             return drive(coroutine)
         if self._loop is None:
             self._loop = LocalLoop(self)
@@ -348,8 +363,7 @@ class ToolEnv(gymnasium.Env[Observation, Action]):
         groups: list[list[CallRequest]] = []
         before = False
         for request in requests:
-            tool = self._tools.get(request.name)
-            parallel = tool is not None and tool.parallel
+            parallel = request.name in self._tools and self._tools[request.name].parallel
             if parallel and before:
                 groups[-1].append(request)
             else:
@@ -366,17 +380,38 @@ class ToolEnv(gymnasium.Env[Observation, Action]):
         arguments: dict[str, Any] | None = None
         try:
             tool, arguments = self._find(request)
-            result = await tool.call(self, arguments)
+            if isinstance(tool, McpTool):
+                result = await self._connections[tool.server].call(tool.name, arguments)
+            else:
+                result = await tool.call(self, arguments)
         except ToolError as error:
             result = f"Error: {error}"
         return Call(request.id, request.name, arguments, result, arguments is not None)
 
-    def _find(self, request: CallRequest) -> tuple[Tool, dict[str, Any]]:
+    def _all_tools(self) -> Mapping[str, Tool | McpTool]:
+        """The environment's own tools and those of its servers.
+
+        Raises:
+            TypeError: Two tools have the same name.
+        """
+        if not self.mcp:
+            return self._tools
+        found: dict[str, Tool | McpTool] = dict(self._tools)
+        for server in self.mcp:
+            for tool in tools_of(server):
+                if found.setdefault(tool.spec.name, tool) is not tool:
+                    raise TypeError(
+                        f"two tools are named {tool.spec.name!r}, one of them of {server}: give that McpServer a prefix"
+                    )
+        return found
+
+    def _find(self, request: CallRequest) -> tuple[Tool | McpTool, dict[str, Any]]:
         if request.problem is not None or request.arguments is None:
             raise ToolError(f"malformed tool call: {request.problem}")
-        tool = self._tools.get(request.name)
+        tools = self._all_tools()
+        tool = tools.get(request.name)
         if tool is None:
-            known = f"the tools are {', '.join(self._tools)}" if self._tools else "there are no tools"
+            known = f"the tools are {', '.join(tools)}" if tools else "there are no tools"
             raise ToolError(f"there is no tool {request.name!r}; {known}")
         return tool, tool.check(request.arguments)
 
