@@ -12,8 +12,9 @@ __all__ = ["Failure", "main"]
 # Where each subcommand is, and what `gymhost --help` says of it without importing it.
 COMMANDS = {
     "bench": ("gymhost.cli.bench", "Measure how fast an environment runs."),
-    "check": ("gymhost.cli.check", "Check whether an environment is fit to be hosted."),
+    "check": ("gymhost.cli.check", "Check whether an environment is fit to be hosted, or a sandbox for code of a model."),
     "envs": ("gymhost.cli.envs", "List environments, or describe one."),
+    "new": ("gymhost.cli.new", "Write a package with an environment of your own."),
     "serve": ("gymhost.cli.serve", "Host environments until Ctrl-C or SIGTERM."),
     "version": ("gymhost.cli.version", "Show the versions of gymhost and of what it builds on."),
 }
