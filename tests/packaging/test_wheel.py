@@ -45,7 +45,9 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path):
     assert names >= {f"gymhost/v1/{path.name}" for path in (ROOT / "proto/gymhost/v1").glob("*_pb2*.pyi")}
     assert {name.split("/")[0] for name in names} == {"gymhost", "gymhost-0.1.0.dist-info"}
     assert {name.split("/")[1] for name in names if name.startswith("gymhost/")} == set(LEAVES)
-    assert [name for name in names if "test" in name or "__pycache__" in name] == []
+    template = {name for name in names if name.startswith("gymhost/cli/template/")}
+    assert "gymhost/cli/template/tests/test_environment.py.txt" in template
+    assert [name for name in names - template if "test" in name or "__pycache__" in name] == []
 
 
 def test_client_works_with_the_base_dependencies_alone(bare: Path):

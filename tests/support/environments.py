@@ -446,6 +446,20 @@ class Fateful(_Counting):
             return file.tell() // 8
 
 
+class WithTasks(ToolEnv):
+    """Has tasks with answers that nobody may see."""
+
+    public_fields = ("question", "hint")
+    tasks = {
+        "train": Tasks({"question": f"q{index}", "answer": "secret"} for index in range(3)),
+        "endless": Tasks.generate(lambda index: {"question": f"e{index}", "answer": "secret"}),
+        "odd": Tasks([{"question": object()}]),
+    }
+
+    def prompt(self, task: Task) -> str:
+        return task["question"]
+
+
 def _register(name: str, of: type[gymnasium.Env[Any, Any]], **how: Any) -> None:
     register(id=f"test/{name}-v0", entry_point=f"{__name__}:{of.__name__}", **how)
 
@@ -475,5 +489,6 @@ _register("TerminatesAndTruncates", Ends, kwargs={"terminates": True, "truncates
 _register("Breaks", Breaks)
 _register("Telling", Telling, attributes=("*",))
 _register("Nested", Nested)
+_register("Tasks", WithTasks)
 _register("Fateful", Fateful, reset_timeout=2.0)
 _register("FatefulInline", Fateful, mode="inline", reset_timeout=2.0)

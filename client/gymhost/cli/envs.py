@@ -14,7 +14,7 @@ from gymhost.cli.extras import need
 from gymhost.cli.options import GroupedCommand, extend_import_path, kwargs_option, module_options, option
 
 if TYPE_CHECKING:
-    from gymhost.client import EnvironmentDescription, RemoteServer
+    from gymhost.client import EnvironmentDescription, RemoteServer, TaskList
 
 __all__ = ["command"]
 
@@ -28,6 +28,25 @@ REMOTE, LOCAL, WHAT = "Of a server that runs elsewhere", "Else, of this machine"
 @module_options(LOCAL)
 @option("--all", "everything", group=WHAT, is_flag=True, help="Also those that come with Gymnasium.")
 @kwargs_option(WHAT, "With an exact id: keyword arguments of the environment.")
+@option(
+    "--tasks",
+    is_flag=True,
+    group=WHAT,
+    help="With an exact id: its tasks, with what it declares public of them.",
+)
+@option("--split", group=WHAT, help="With --tasks: the split; without it, the first.")
+@option("--start", type=click.IntRange(min=0), default=0, group=WHAT, help="With --tasks: the first task's index.")
+@option(
+    "--limit",
+    type=click.IntRange(1, 1000),
+    default=20,
+    show_default=True,
+    group=WHAT,
+    help="With --tasks: how many at most.",
+)
+@option(
+    "--sample", type=click.IntRange(min=0), metavar="SEED", group=WHAT, help="With --tasks: at random, by this seed."
+)
 @option("--json", "as_json", group=WHAT, is_flag=True, help="Print JSON.")
 def command(
     prefix: str,
@@ -37,6 +56,11 @@ def command(
     folders: Sequence[str],
     everything: bool,
     kwargs: dict[str, Any],
+    tasks: bool,
+    split: str | None,
+    start: int,
+    limit: int,
+    sample: int | None,
     as_json: bool,
 ) -> None:
     """List environments whose ids begin with PREFIX, or describe the one whose id it is.
@@ -47,6 +71,7 @@ def command(
       gymhost envs --module my_environments
       gymhost envs --server cpu7:50051                    of a server
       gymhost envs gymhost/GuessNumber-v0                 its spaces, tools, tasks and limits
+      gymhost envs gymhost/GuessNumber-v0 --tasks --split test
     """  # noqa: D301 - click wants the character, not an escape
     if server is not None and (modules or folders):
         raise click.UsageError("--module and --app-dir are of this machine: leave them out, or leave --server out")
@@ -56,6 +81,12 @@ def command(
     from gymhost.client import connect
 
     with connect(server, token=token, modules=modules) as connected:
+        if tasks:
+            listed = asyncio.run(
+                connected.tasks(prefix, split=split, start=start, limit=limit, sample=sample, **kwargs)
+            )
+            show_tasks(listed, as_json=as_json)
+            return
         found, described, problems = asyncio.run(_ask(connected, prefix, kwargs))
     for problem in problems:
         click.echo(f"gymhost: could not be loaded: {problem}", err=True)
@@ -80,6 +111,15 @@ async def _ask(
     found = await server.environments(prefix)
     exact = any(one.id == prefix for one in found)
     return found, await server.describe(prefix, **kwargs) if exact else None, await server.problems()
+
+
+def show_tasks(listed: "TaskList", *, as_json: bool) -> None:
+    """Prints tasks: a line each, or an object each."""
+    for index, fields in listed.tasks.items():
+        text = json.dumps({"task": index, **fields} if as_json else fields, ensure_ascii=False, default=str)
+        click.echo(text if as_json else f"{index:>8}  {text if fields else ''}".rstrip())
+    size = "without end" if listed.count is None else f"{listed.count:,}"
+    click.echo(f"{len(listed.tasks)} of the tasks of {listed.split!r} ({size})", err=True)
 
 
 def as_dict(one: "EnvironmentDescription") -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import gymnasium
 
-from gymhost.client.api import EnvironmentDescription, RemoteServer, connect
+from gymhost.client.api import EnvironmentDescription, RemoteServer, TaskList, connect
 from gymhost.client.env import RemoteEnv, make
 from gymhost.client.session import Session
 from gymhost.client.vector import make_vec
@@ -21,6 +21,7 @@ from gymhost.wire.errors import (
     OutOfSequence,
     PermissionDenied,
     ResetNeeded,
+    SandboxLost,
     SandboxUnavailable,
     ServerFault,
     ServerUnavailable,
@@ -61,6 +62,7 @@ __all__ = [
     "RemoteServer",
     "RemoteVectorEnv",
     "ResetNeeded",
+    "SandboxLost",
     "SandboxUnavailable",
     "ServerFault",
     "ServerUnavailable",
@@ -69,6 +71,7 @@ __all__ = [
     "SessionError",
     "SessionExpired",
     "SessionLost",
+    "TaskList",
     "TooLarge",
     "Unauthenticated",
     "Unimplemented",

@@ -9,7 +9,7 @@ import os
 import re
 import threading
 from collections.abc import Generator, Iterable, Sequence
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import gymnasium
 
@@ -21,13 +21,28 @@ from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import spaces, values
 from gymhost.wire.errors import ConnectionLost, InvalidArgument
 
-__all__ = ["EnvironmentDescription", "RemoteServer", "connect"]
+__all__ = ["EnvironmentDescription", "RemoteServer", "TaskList", "connect"]
 
 # Seconds for calls that only ask, and to close a connection.
 ASK_LIMIT = 60.0
 CLOSE_LIMIT = 10.0
 
 _ADDRESS = re.compile(r"unix:.+|(?:\[[^\[\]\s]+\]|[^:/\[\]\s]+):(?P<port>[0-9]{1,5})", re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskList:
+    """Tasks of an environment, as far as they are public.
+
+    Attributes:
+        split: The split that they are of.
+        count: How many tasks it has; None where they have no end.
+        tasks: The public fields of the tasks that were listed, by index.
+    """
+
+    split: str
+    count: int | None
+    tasks: dict[int, dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -316,6 +331,47 @@ class RemoteServer:
             values.encode(kwargs, request.kwargs)
         response = await self._unary("GetEnvironment", request, 300.0 + CALL_GRACE)
         return EnvironmentDescription.from_info(response.environment)
+
+    async def tasks(
+        self,
+        environment_id: str,
+        /,
+        *,
+        split: str | None = None,
+        start: int = 0,
+        limit: int = 100,
+        sample: int | None = None,
+        **kwargs: Any,
+    ) -> "TaskList":
+        """Lists or samples the tasks of an environment, with the fields that it declares public.
+
+        Args:
+            environment_id: The environment.
+            split: The split; None means the environment's first.
+            start: The index of the first task.
+            limit: How many tasks at most, up to 1000.
+            sample: Draws so many at random instead, each at most once; this is the seed.
+            **kwargs: Keyword arguments for the instance that is made to find out.
+
+        Raises:
+            UnknownEnvironment: No such environment is registered there.
+            InvalidArgument: It has no tasks, or no such split.
+            EnvironmentFault: It could not be made.
+        """
+        for name, number in (("start", start), ("limit", limit), ("sample", sample)):
+            if number is not None and number < 0:
+                raise InvalidArgument(f"{name} must not be negative, not {number}")
+        request = pb.ListTasksRequest(environment_id=environment_id, split=split or "", start=start, limit=limit)
+        if sample is not None:
+            request.sample_seed = sample
+        if kwargs:
+            values.encode(kwargs, request.kwargs)
+        response: pb.ListTasksResponse = await self._unary("ListTasks", request, 300.0 + CALL_GRACE)
+        return TaskList(
+            split=response.split,
+            count=response.count if response.HasField("count") else None,
+            tasks={task.index: cast("dict[str, Any]", values.decode(task.fields)) for task in response.tasks},
+        )
 
     async def environments(self, prefix: str = "") -> list[EnvironmentDescription]:
         """Lists the environments that the server hosts, by the beginning of their ids."""

@@ -12,7 +12,7 @@ import numpy as np
 
 Task = dict[str, Any]
 
-_ENDLESS = 2**31
+ENDLESS = 2**31
 """Endless tasks are drawn from as many; any index can be asked for."""
 
 
@@ -113,7 +113,7 @@ class Tasks(Sequence[Task]):
     def __getitem__(self, index: int | slice) -> Task | list[Task]:
         """Returns the task of an index, or a list of those of a slice."""
         if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(_ENDLESS if self.size is None else self.size))]
+            return [self[i] for i in range(*index.indices(ENDLESS if self.size is None else self.size))]
         if self.size is not None and index < 0:
             index += self.size
         if index < 0 or (self.size is not None and index >= self.size):
@@ -175,7 +175,7 @@ def choose(
     if index is None:
         if tasks.size == 0:
             raise ValueError(f"the split {split!r} has no tasks")
-        index = random().integers(_ENDLESS if tasks.size is None else tasks.size)
+        index = random().integers(ENDLESS if tasks.size is None else tasks.size)
     if isinstance(index, bool) or not isinstance(index, SupportsIndex):
         raise ValueError(f"`task` is the index of a task, not {index!r}")
     index = operator.index(index)

@@ -65,6 +65,7 @@ class ToolEnv(gymnasium.Env[Observation, Action]):
         system: The system prompt; None for none.
         tasks: The tasks by split: a dict, or a class method (or method) that returns one. Without tasks `setup` and
             `prompt` are given an empty one.
+        public_fields: The fields of tasks that clients may see when they list them; no answers.
         default_task: The index of the task that resets play unless their options say otherwise; None draws one.
         default_split: The split that is meant unless options say otherwise; None means the first.
         max_turns: How many turns an episode may have before it is truncated; None for no limit.
@@ -87,6 +88,7 @@ class ToolEnv(gymnasium.Env[Observation, Action]):
 
     system: str | None = None
     tasks: Any = None
+    public_fields: Sequence[str] = ()
     default_task: int | None = None
     default_split: str | None = None
     max_turns: int | None = None

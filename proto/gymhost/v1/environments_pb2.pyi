@@ -1152,6 +1152,93 @@ class GetEnvironmentResponse(google.protobuf.message.Message):
 global___GetEnvironmentResponse = GetEnvironmentResponse
 
 @typing.final
+class ListTasksRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENVIRONMENT_ID_FIELD_NUMBER: builtins.int
+    KWARGS_FIELD_NUMBER: builtins.int
+    SPLIT_FIELD_NUMBER: builtins.int
+    START_FIELD_NUMBER: builtins.int
+    LIMIT_FIELD_NUMBER: builtins.int
+    SAMPLE_SEED_FIELD_NUMBER: builtins.int
+    environment_id: builtins.str
+    split: builtins.str
+    """Empty means the environment's first split."""
+    start: builtins.int
+    """The index of the first task; of no account for a sample."""
+    limit: builtins.int
+    """How many tasks at most: 1 to 1000."""
+    sample_seed: builtins.int
+    """Set: so many tasks drawn at random, each at most once, the same ones for the same seed."""
+    @property
+    def kwargs(self) -> gymhost.v1.values_pb2.Value:
+        """Keyword arguments for the environment, a map."""
+
+    def __init__(
+        self,
+        *,
+        environment_id: builtins.str = ...,
+        kwargs: gymhost.v1.values_pb2.Value | None = ...,
+        split: builtins.str = ...,
+        start: builtins.int = ...,
+        limit: builtins.int = ...,
+        sample_seed: builtins.int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_sample_seed", b"_sample_seed", "kwargs", b"kwargs", "sample_seed", b"sample_seed"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_sample_seed", b"_sample_seed", "environment_id", b"environment_id", "kwargs", b"kwargs", "limit", b"limit", "sample_seed", b"sample_seed", "split", b"split", "start", b"start"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_sample_seed", b"_sample_seed"]) -> typing.Literal["sample_seed"] | None: ...
+
+global___ListTasksRequest = ListTasksRequest
+
+@typing.final
+class ListTasksResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SPLIT_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
+    TASKS_FIELD_NUMBER: builtins.int
+    split: builtins.str
+    """The split that the tasks are of."""
+    count: builtins.int
+    """The number of tasks in it; unset where they are made without end."""
+    @property
+    def tasks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TaskInfo]: ...
+    def __init__(
+        self,
+        *,
+        split: builtins.str = ...,
+        count: builtins.int | None = ...,
+        tasks: collections.abc.Iterable[global___TaskInfo] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_count", b"_count", "count", b"count"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_count", b"_count", "count", b"count", "split", b"split", "tasks", b"tasks"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_count", b"_count"]) -> typing.Literal["count"] | None: ...
+
+global___ListTasksResponse = ListTasksResponse
+
+@typing.final
+class TaskInfo(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: builtins.int
+    FIELDS_FIELD_NUMBER: builtins.int
+    index: builtins.int
+    @property
+    def fields(self) -> gymhost.v1.values_pb2.Value:
+        """The task's public fields, a map."""
+
+    def __init__(
+        self,
+        *,
+        index: builtins.int = ...,
+        fields: gymhost.v1.values_pb2.Value | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["fields", b"fields"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["fields", b"fields", "index", b"index"]) -> None: ...
+
+global___TaskInfo = TaskInfo
+
+@typing.final
 class CreateSessionRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -79,6 +79,11 @@ class EnvironmentServiceStub(object):
                 request_serializer=gymhost_dot_v1_dot_environments__pb2.GetEnvironmentRequest.SerializeToString,
                 response_deserializer=gymhost_dot_v1_dot_environments__pb2.GetEnvironmentResponse.FromString,
                 _registered_method=True)
+        self.ListTasks = channel.unary_unary(
+                '/gymhost.v1.EnvironmentService/ListTasks',
+                request_serializer=gymhost_dot_v1_dot_environments__pb2.ListTasksRequest.SerializeToString,
+                response_deserializer=gymhost_dot_v1_dot_environments__pb2.ListTasksResponse.FromString,
+                _registered_method=True)
         self.CreateSession = channel.unary_unary(
                 '/gymhost.v1.EnvironmentService/CreateSession',
                 request_serializer=gymhost_dot_v1_dot_environments__pb2.CreateSessionRequest.SerializeToString,
@@ -183,6 +188,14 @@ class EnvironmentServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListTasks(self, request, context):
+        """Lists or samples the tasks of an environment. Of each, only those fields are told that the environment declares
+        public: never an answer or a hidden test.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CreateSession(self, request, context):
         """Creates a session; waits in order of arrival while the server is full, up to the call's deadline.
         """
@@ -263,6 +276,11 @@ def add_EnvironmentServiceServicer_to_server(servicer, server):
                     servicer.GetEnvironment,
                     request_deserializer=gymhost_dot_v1_dot_environments__pb2.GetEnvironmentRequest.FromString,
                     response_serializer=gymhost_dot_v1_dot_environments__pb2.GetEnvironmentResponse.SerializeToString,
+            ),
+            'ListTasks': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTasks,
+                    request_deserializer=gymhost_dot_v1_dot_environments__pb2.ListTasksRequest.FromString,
+                    response_serializer=gymhost_dot_v1_dot_environments__pb2.ListTasksResponse.SerializeToString,
             ),
             'CreateSession': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateSession,
@@ -404,6 +422,33 @@ class EnvironmentService(object):
             '/gymhost.v1.EnvironmentService/GetEnvironment',
             gymhost_dot_v1_dot_environments__pb2.GetEnvironmentRequest.SerializeToString,
             gymhost_dot_v1_dot_environments__pb2.GetEnvironmentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTasks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gymhost.v1.EnvironmentService/ListTasks',
+            gymhost_dot_v1_dot_environments__pb2.ListTasksRequest.SerializeToString,
+            gymhost_dot_v1_dot_environments__pb2.ListTasksResponse.FromString,
             options,
             channel_credentials,
             insecure,

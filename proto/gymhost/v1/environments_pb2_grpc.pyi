@@ -68,6 +68,14 @@ class EnvironmentServiceStub:
     ]
     """Describes one environment: spaces, tools, tasks. May make an instance to find out."""
 
+    ListTasks: grpc.UnaryUnaryMultiCallable[
+        gymhost.v1.environments_pb2.ListTasksRequest,
+        gymhost.v1.environments_pb2.ListTasksResponse,
+    ]
+    """Lists or samples the tasks of an environment. Of each, only those fields are told that the environment declares
+    public: never an answer or a hidden test.
+    """
+
     CreateSession: grpc.UnaryUnaryMultiCallable[
         gymhost.v1.environments_pb2.CreateSessionRequest,
         gymhost.v1.environments_pb2.CreateSessionResponse,
@@ -176,6 +184,14 @@ class EnvironmentServiceAsyncStub:
         gymhost.v1.environments_pb2.GetEnvironmentResponse,
     ]
     """Describes one environment: spaces, tools, tasks. May make an instance to find out."""
+
+    ListTasks: grpc.aio.UnaryUnaryMultiCallable[
+        gymhost.v1.environments_pb2.ListTasksRequest,
+        gymhost.v1.environments_pb2.ListTasksResponse,
+    ]
+    """Lists or samples the tasks of an environment. Of each, only those fields are told that the environment declares
+    public: never an answer or a hidden test.
+    """
 
     CreateSession: grpc.aio.UnaryUnaryMultiCallable[
         gymhost.v1.environments_pb2.CreateSessionRequest,
@@ -289,6 +305,16 @@ class EnvironmentServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[gymhost.v1.environments_pb2.GetEnvironmentResponse, collections.abc.Awaitable[gymhost.v1.environments_pb2.GetEnvironmentResponse]]:
         """Describes one environment: spaces, tools, tasks. May make an instance to find out."""
+
+    @abc.abstractmethod
+    def ListTasks(
+        self,
+        request: gymhost.v1.environments_pb2.ListTasksRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gymhost.v1.environments_pb2.ListTasksResponse, collections.abc.Awaitable[gymhost.v1.environments_pb2.ListTasksResponse]]:
+        """Lists or samples the tasks of an environment. Of each, only those fields are told that the environment declares
+        public: never an answer or a hidden test.
+        """
 
     @abc.abstractmethod
     def CreateSession(

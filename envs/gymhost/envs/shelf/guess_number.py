@@ -18,6 +18,7 @@ class GuessNumber(ToolEnv):
     A turn without a valid call uses up a guess. The reward is 1 for a hit, less 0.5 if any turn had no valid call.
     """
 
+    public_fields = ("game",)
     expert = "gymhost.envs.shelf.guess_number_expert:binary_search"
 
     def __init__(

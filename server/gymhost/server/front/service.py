@@ -18,6 +18,7 @@ from gymhost.wire import errors
 
 # Seconds to make an environment for its description.
 DESCRIBE_LIMIT = 300.0
+MAX_TASKS = 1000
 
 SERVICE = pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
 
@@ -104,22 +105,35 @@ class Service(rpc.EnvironmentServiceServicer):
     ) -> pb.GetEnvironmentResponse:
         """Describes an environment by an instance that a worker makes."""
         async with self._caller(context):
-            if request.environment_id not in self._pool.catalog:
-                raise unknown_environment(request.environment_id, self._pool)
-            worker = await self._pool.pick(dedicated=False)
-            try:
-                async with asyncio.timeout(DESCRIBE_LIMIT):
-                    answer = await worker.request(link.DESCRIBE, 0, request.SerializeToString())
-            except errors.CommandTimeout:
-                raise  # the worker's own word, which is a TimeoutError too
-            except TimeoutError:
-                raise errors.CommandTimeout(
-                    f"making {request.environment_id} took more than {DESCRIBE_LIMIT:g} s", limit="reset"
-                ) from None
-            finally:
-                self._pool.release(worker)
-            return pb.GetEnvironmentResponse.FromString(answer)
+            return pb.GetEnvironmentResponse.FromString(await self._ask(link.DESCRIBE, request))
         raise AssertionError("unreachable")
+
+    async def ListTasks(  # noqa: N802
+        self, request: pb.ListTasksRequest, context: Context
+    ) -> pb.ListTasksResponse:
+        """Lists tasks of an environment by an instance that a worker makes."""
+        async with self._caller(context):
+            if not 0 < request.limit <= MAX_TASKS:
+                raise errors.InvalidArgument(f"limit is how many tasks at most, 1 to {MAX_TASKS}, not {request.limit}")
+            return pb.ListTasksResponse.FromString(await self._ask(link.TASKS, request))
+        raise AssertionError("unreachable")
+
+    async def _ask(self, kind: int, request: pb.GetEnvironmentRequest | pb.ListTasksRequest) -> bytes:
+        """Asks a worker what only an instance of an environment knows."""
+        if request.environment_id not in self._pool.catalog:
+            raise unknown_environment(request.environment_id, self._pool)
+        worker = await self._pool.pick(dedicated=False)
+        try:
+            async with asyncio.timeout(DESCRIBE_LIMIT):
+                return await worker.request(kind, 0, request.SerializeToString())
+        except errors.CommandTimeout:
+            raise  # the worker's own word, which is a TimeoutError too
+        except TimeoutError:
+            raise errors.CommandTimeout(
+                f"making {request.environment_id} took more than {DESCRIBE_LIMIT:g} s", limit="reset"
+            ) from None
+        finally:
+            self._pool.release(worker)
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 

@@ -1,13 +1,15 @@
 """What a worker tells of its environments."""
 
 import json
+import random
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
 
 from gymhost.envs import registration
+from gymhost.envs.tasks import ENDLESS, Tasks
 from gymhost.server.worker.vector import Native
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors, spaces, values
@@ -51,6 +53,45 @@ def describe(request: pb.GetEnvironmentRequest) -> pb.GetEnvironmentResponse:
     finally:
         env.close()
     return pb.GetEnvironmentResponse(environment=info)
+
+
+def tasks(request: pb.ListTasksRequest) -> pb.ListTasksResponse:
+    """Makes an instance of the environment and lists tasks of it, as far as they are public.
+
+    Raises:
+        InvalidArgument: There is no such split, or the environment has no tasks.
+        EnvironmentFault: A public field can't travel.
+    """
+    kwargs: Any = values.decode(request.kwargs) if request.HasField("kwargs") else {}
+    env = registration.make(request.environment_id, **kwargs)
+    try:
+        bare: Any = env.unwrapped
+        splits: Mapping[str, Tasks] = getattr(bare, "splits", {})
+        if not splits:
+            raise errors.InvalidArgument(f"{request.environment_id} has no tasks")
+        split = request.split or next(iter(splits))
+        if split not in splits:
+            raise errors.InvalidArgument(f"there is no split {split!r}: the splits are {', '.join(splits)}")
+        chosen = splits[split]
+        answer = pb.ListTasksResponse(split=split, count=chosen.size)
+        for index in _indices(request, chosen.size):
+            task = chosen[index]
+            shown = {name: task[name] for name in bare.public_fields if name in task}
+            values.encode(shown, answer.tasks.add(index=index).fields)
+        return answer
+    except errors.EncodeError as error:
+        raise errors.EnvironmentFault(f"a public field of a task can't travel: {error.message}") from None
+    finally:
+        env.close()
+
+
+def _indices(request: pb.ListTasksRequest, size: int | None) -> Sequence[int]:
+    limit = request.limit
+    if request.HasField("sample_seed"):
+        draw = random.Random(request.sample_seed)
+        return draw.sample(range(ENDLESS if size is None else size), limit if size is None else min(limit, size))
+    end = request.start + limit
+    return range(request.start, end if size is None else min(end, size))
 
 
 def created(env: Any, made_ms: int, attributes: Sequence[str] = ()) -> pb.CreateSessionResponse:
