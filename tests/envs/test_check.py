@@ -187,7 +187,7 @@ def test_leaks_are_found() -> None:
             os.close(pipe[0])
             os.close(pipe[1])
     left = [finding.title for finding in report.findings if "episodes left" in finding.title]
-    assert left == ["30 episodes left 30 threads and 60 file descriptors"]
+    assert left == ["100 episodes left 100 threads and 200 file descriptors"]
     found(report, "error", "Its memory grows by")
     found(report, "error", "close() left")
 
@@ -206,7 +206,7 @@ def test_what_an_episode_frees_is_no_leak() -> None:
                 os.close(self.file)
                 self.file = None
 
-    found(report_on(Tidy), "ok", "Nothing leaks over 30 episodes")
+    found(report_on(Tidy), "ok", "Nothing leaks over 100 episodes")
 
 
 def test_the_way_it_runs_is_advised() -> None:
@@ -359,3 +359,68 @@ def test_numpy_rewards_are_the_same_as_what_they_become_over_the_wire() -> None:
     register("mine/It-v0", Typed, mode="inline")
     report = check("mine/It-v0", remote_factory=lambda id, kwargs: Untyped(make(id, **kwargs)))
     found(report, "ok", "It plays the same over the wire")
+
+
+class Paid(Talk):
+    """Pays for numbers above five."""
+
+    expert = f"{__name__}:say_six"
+    cheats = (f"{__name__}:say_minus_one",)
+
+    def setup(self, task: Task) -> None:
+        self.said = 0
+
+    @tool
+    def say(self, number: int) -> str:
+        """Says a number.
+
+        Args:
+            number: The number.
+        """
+        self.said = number
+        self.finish()
+        return "ok"
+
+    @rubric
+    def good(self) -> float:
+        return self.said > 5
+
+
+def saying(number: int) -> dict[str, Any]:
+    call = {"id": "call_0", "type": "function", "function": {"name": "say", "arguments": {"number": number}}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def say_six(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    return saying(6)
+
+
+def say_minus_one(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    return saying(-1)
+
+
+def test_experts_win_idlers_and_cheats_do_not() -> None:
+    report = report_on(Paid, mode="inline")
+    assert report.ok, report.render()
+    found(report, "ok", "The expert's mean reward over 1 episodes is 1")
+    found(report, "ok", "One that only talks gets 0")
+    found(report, "ok", "say_minus_one gets 0")
+
+
+def test_a_cheat_that_is_paid_is_told() -> None:
+    class Gullible(Paid):
+        @rubric
+        def good(self) -> float:
+            return self.said != 0
+
+    report = report_on(Gullible, mode="inline")
+    assert "No rubric may pay" in found(report, "error", "say_minus_one is paid 1")
+
+
+def test_pay_for_talk_alone_is_told() -> None:
+    class Generous(Paid):
+        @rubric
+        def good(self) -> float:
+            return 1.0
+
+    found(report_on(Generous, mode="inline"), "error", "One that only talks gets 1, no less than the expert")

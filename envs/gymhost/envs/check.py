@@ -83,8 +83,8 @@ def check(
         report.findings += checks.is_deterministic(new)
     with guarded("Conversation"):
         report.findings += conversation_checks.converses(new)
-    with guarded("Expert"):
-        report.findings += conversation_checks.expert_plays(new)
+    with guarded("Expert, idler and cheats"):
+        report.findings += conversation_checks.policies_play(new)
     with guarded("Leaks"):
         report.findings += checks.leaks_nothing(new)
     with guarded("How it runs"):

@@ -29,7 +29,7 @@ from gymhost.envs.toolenv import ToolEnv
 from gymhost.envs.trials import Env, Episode, Player, differences, episode_differences, play, replay
 from gymhost.wire import spaces, values
 
-_LEAK_EPISODES = 30
+_LEAK_EPISODES = 100
 _WARM_UP_EPISODES = 5
 _LEAK_SECONDS = 15.0
 _LEAK_BYTES = 16 * 1024
@@ -189,7 +189,10 @@ def runs_as_registered(make: Make, hosting: Hosting) -> Iterator[Finding]:
         inner = env.unwrapped
         has_coroutines = hasattr(inner, "areset") and hasattr(inner, "astep")
         waits = inner.is_async if isinstance(inner, ToolEnv) else has_coroutines
-    figures = f"a step takes {_milliseconds(timing.median)}, at most {_milliseconds(timing.slowest)}"
+    speed = 1 / max(timing.median, 1e-9)
+    figures = (
+        f"a step takes {_milliseconds(timing.median)}, at most {_milliseconds(timing.slowest)} ({speed:,.0f} steps/s)"
+    )
     if timing.median > _LONG_STEP:
         figures += f", and waits for {timing.waiting:.0%} of that"
     if hosting.mode == "async" and not has_coroutines:

@@ -9,9 +9,10 @@ from typing import Any
 
 from gymhost.envs.findings import Finding
 from gymhost.envs.toolenv import ToolEnv
-from gymhost.envs.trials import Env, Player, load_expert, play
+from gymhost.envs.trials import Env, Episode, Player, conversation, load_expert, load_policy, play
 
-_EXPERT_EPISODES = 20
+_POLICY_EPISODES = 20
+_IDLE = "I can't do this."
 
 Make = Callable[[], Env]
 
@@ -38,22 +39,48 @@ def converses(make: Make) -> Iterator[Finding]:
             yield Finding("advice", "An episode may go on for ever", "Set max_turns, max_calls or max_characters.")
 
 
-def expert_plays(make: Make) -> Iterator[Finding]:
-    """Lets the expert of a `ToolEnv` play."""
+def policies_play(make: Make) -> Iterator[Finding]:
+    """Lets the expert of a `ToolEnv` play, one that does nothing, and the cheats that it names."""
     with contextlib.closing(make()) as env:
         inner = env.unwrapped
-        expert = load_expert(inner) if isinstance(inner, ToolEnv) else None
-        if not isinstance(inner, ToolEnv) or expert is None:
+        if not isinstance(inner, ToolEnv):
             return
-        player = Player(inner, 3)
-        if inner.splits:
-            split, tasks = list(inner.splits.items())[-1]
-            count = _EXPERT_EPISODES if tasks.size is None else min(_EXPERT_EPISODES, tasks.size)
-            episodes = [play(inner, player.act, seed=0, task=task, split=split) for task in range(count)]
-        else:
-            episodes = [play(inner, player.act, seed=seed) for seed in range(_EXPERT_EPISODES)]
-        mean = statistics.fmean(episode.reward for episode in episodes)
-        yield Finding("ok", f"The expert's mean reward over {len(episodes)} episodes is {mean:.3g}")
+        idle = _mean(inner, lambda episode: _IDLE)
+        expert = load_expert(inner)
+        if expert is not None:
+            mean = _mean(inner, Player(inner, 3).act)
+            yield Finding("ok", f"The expert's mean reward over {_episodes(inner)} episodes is {mean:.3g}")
+            if idle >= mean:
+                yield Finding(
+                    "error",
+                    f"One that only talks gets {idle:.3g}, no less than the expert",
+                    "A rubric pays for what was not done.",
+                )
+            else:
+                yield Finding("ok", f"One that only talks gets {idle:.3g}")
+        for place in inner.cheats:
+            cheat = load_policy(place)
+            paid = _mean(inner, lambda episode, cheat=cheat: cheat(conversation(episode)))
+            if paid > 0:
+                yield Finding("error", f"The cheat {place} is paid {paid:.3g}", "No rubric may pay for what it does.")
+            else:
+                yield Finding("ok", f"The cheat {place} gets {paid:.3g}")
+
+
+def _mean(env: ToolEnv, act: Callable[[Episode], Any]) -> float:
+    """Returns a policy's mean reward over tasks of the last split, which is the one to test on, or over seeds."""
+    count = _episodes(env)
+    if env.splits:
+        split = list(env.splits)[-1]
+        episodes = [play(env, act, seed=0, task=task, split=split) for task in range(count)]
+    else:
+        episodes = [play(env, act, seed=seed) for seed in range(count)]
+    return statistics.fmean(episode.reward for episode in episodes) if episodes else 0.0
+
+
+def _episodes(env: ToolEnv) -> int:
+    sizes = [tasks.size for tasks in env.splits.values()]
+    return _POLICY_EPISODES if not sizes or sizes[-1] is None else min(_POLICY_EPISODES, sizes[-1])
 
 
 def _tools(env: ToolEnv) -> Iterator[Finding]:

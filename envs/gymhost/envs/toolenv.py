@@ -78,6 +78,8 @@ class ToolEnv(gymnasium.Env[Observation, Action]):
             has connections of its own.
         expert: A scripted policy that plays well, `module:function`, for `gymhost check`: it is given all messages of
             the conversation and returns an action.
+        cheats: Scripted policies that try to be paid for nothing, written like `expert`: `gymhost check` sees that none
+            of them is.
         turn: The turn that is being played or was played last.
         turns: How many turns the episode had.
         calls: How many tool calls.
@@ -98,6 +100,7 @@ class ToolEnv(gymnasium.Env[Observation, Action]):
     ask_for_call: str = "Call a tool: {tools}."
     mcp: Sequence[McpServer] = ()
     expert: ClassVar[str | None] = None
+    cheats: ClassVar[Sequence[str]] = ()
 
     turn: Turn | None = None
     turns: int = 0

@@ -112,9 +112,12 @@ def conversation(episode: Episode) -> list[dict[str, Any]]:
 
 def load_expert(env: ToolEnv) -> Callable[[list[dict[str, Any]]], Any] | None:
     """Returns the scripted policy that an environment names, or None."""
-    if env.expert is None:
-        return None
-    module, _, name = env.expert.partition(":")
+    return None if env.expert is None else load_policy(env.expert)
+
+
+def load_policy(place: str) -> Callable[[list[dict[str, Any]]], Any]:
+    """Returns a scripted policy by its place, `module:function`."""
+    module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
