@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks [w1|w2|idle]`: runs what is asked for, or all, and writes figures and a report."""
+"""`python -m tests.benchmarks [w1|w2|idle|sandboxes]`: runs what is asked for, or all, and writes a report."""
 
 import argparse
 import json
@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks import idle, machine, report, rounds
-from tests.benchmarks.contenders import W1, W2, Cell
+from tests.benchmarks import idle, machine, report, rounds, sandboxes
+from tests.benchmarks.contenders import BACKENDS, SANDBOXES, W1, W2, Cell
 from tests.benchmarks.processes import ROOT
 
 _IDLE_USUAL = 15.0
@@ -23,7 +23,7 @@ def main() -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     cells = _cells(options)
     if not cells and options.what != "idle":
-        names = {cell.contender.name for cell in (*(Cell(one, 1) for one in W1), *W2)}
+        names = {cell.contender.name for cell in (*(Cell(one, 1) for one in W1), *W2, *SANDBOXES)}
         sys.exit(f"no contender has {' or '.join(options.only)} in its name; there are {'; '.join(sorted(names))}")
     usual = sum(rounds.estimate(each, options.rounds, options.seconds) for each in cells.values())
     idle_wanted = options.what in (None, "idle")
@@ -41,7 +41,11 @@ def main() -> None:
         taking_part = [cell.contender for each in ready.values() for cell in each]
         note(machine.describe({contender.peer for contender in taking_part if contender.peer is not None}))
         for workload, each in ready.items():
-            rounds.run(workload, each, options.rounds, options.seconds, note)
+            if workload == "sandboxes":
+                held = {name: count for name in BACKENDS if (count := getattr(options, f"{name}_sandboxes"))}
+                sandboxes.run(each, held, options.rounds, options.seconds, note)
+            else:
+                rounds.run(workload, each, options.rounds, options.seconds, note)
         if idle_wanted:
             idle.run(options.sessions, note)
     text = report.render(records)
@@ -51,9 +55,9 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    about = "Compares throughput with bare gRPC and with peers, and weighs idle sessions."
+    about = "Compares throughput with bare gRPC and with peers, and weighs idle sessions and sandboxes."
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=about)
-    parser.add_argument("what", nargs="?", choices=("w1", "w2", "idle"), help="run this alone")
+    parser.add_argument("what", nargs="?", choices=("w1", "w2", "idle", "sandboxes"), help="run this alone")
     parser.add_argument("--rounds", type=int, default=5, help="how often each cell is run (5)")
     parser.add_argument("--seconds", type=float, default=1.0, help="the window of a cell (1)")
     parser.add_argument("--sizes", type=_numbers, default=[1, 64, 512], help="numbers of sessions of W1 (1,64,512)")
@@ -61,6 +65,8 @@ def _options() -> argparse.Namespace:
         "--only", action="append", metavar="NAME", help="contenders with this in their name; repeatable"
     )
     parser.add_argument("--sessions", type=int, default=10_000, help="idle sessions (10000)")
+    parser.add_argument("--bubblewrap-sandboxes", type=int, default=1000, help="idle sandboxes of bubblewrap (1000)")
+    parser.add_argument("--docker-sandboxes", type=int, default=50, help="idle sandboxes of Docker (50)")
     parser.add_argument("--output", type=Path, metavar="FILE.jsonl", help="the report goes beside it, to FILE.md")
     return parser.parse_args()
 
@@ -74,6 +80,7 @@ def _cells(options: argparse.Namespace) -> dict[str, list[Cell]]:
     of = {
         "w1": [Cell(contender, size) for size in options.sizes for contender in W1 if contender.plays(size)],
         "w2": list(W2),
+        "sandboxes": list(SANDBOXES),
     }
 
     def wanted(cell: Cell) -> bool:

@@ -101,3 +101,56 @@ W2 = (
     Cell(Contender(LONE_GRPC, "gymhost", _vector("lone-grpc")), 1),
     Cell(Contender(LONE, "gymhost", _vector("lone")), 1),
 )
+
+
+# -- Sandboxes ---------------------------------------------------------------------------------------------------------
+
+BACKENDS = ("bubblewrap", "docker")
+
+# What is done with a backend's sandboxes, by what the client calls it.
+CREATE, RUN, SHELL, PYTHON = "create, first answer", "run", "echo in a shell", "1 + 1 in Python"
+FORK, FORK_WRITTEN = "fork", "fork, 5 MiB written"
+OPERATIONS = {
+    "create": CREATE,
+    "run": RUN,
+    "shell": SHELL,
+    "python": PYTHON,
+    "fork": FORK,
+    "fork-written": FORK_WRITTEN,
+    "write-4k": "write 4 KiB",
+    "read-4k": "read 4 KiB",
+    "write-1m": "write 1 MiB",
+    "read-1m": "read 1 MiB",
+}
+# So many are made at once, too.
+AT_ONCE = 8
+
+PIPE, BWRAP, DOCKER_EXEC = "bare bash, echo", "bare bwrap, first answer", "docker exec"
+CLIENT_SHELL, CLIENT_SHELL_GRPC = "client, echo in a shell", "client over gRPC, echo in a shell"
+
+
+def operation(backend: str, what: str) -> str:
+    """What a contender is called that does something with a backend's sandboxes."""
+    return f"{backend}, {what}"
+
+
+def _sandbox(where: str, what: str) -> tuple[str, ...]:
+    return ("tests.benchmarks.sandbox_client", where, what)
+
+
+def _operations(backend: str) -> list[Cell]:
+    cells = [
+        Cell(Contender(operation(backend, name), None, _sandbox(backend, key)), 1) for key, name in OPERATIONS.items()
+    ]
+    return [cells[0], Cell(cells[0].contender, AT_ONCE), *cells[1:]]
+
+
+SANDBOXES = (
+    Cell(Contender(BWRAP, None, _sandbox("bare", "bwrap")), 1),
+    Cell(Contender(PIPE, None, _sandbox("bare", "bash")), 1),
+    *_operations("bubblewrap"),
+    Cell(Contender(CLIENT_SHELL, "sandboxes", _sandbox("client", "direct")), 1),
+    Cell(Contender(CLIENT_SHELL_GRPC, "sandboxes", _sandbox("client", "grpc")), 1),
+    Cell(Contender(DOCKER_EXEC, None, _sandbox("bare", "docker-exec")), 1),
+    *_operations("docker"),
+)

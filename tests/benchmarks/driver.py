@@ -26,6 +26,11 @@ _AT_ONCE = 64
 _clock = time.perf_counter
 
 
+# Something that is timed, and what undoes it.
+Undo = Callable[[], Awaitable[None]]
+Call = Callable[[], Awaitable[Undo | None]]
+
+
 class EchoEpisode:
     """The environment, free of any host's interface."""
 
@@ -94,6 +99,36 @@ async def drive(open_session: Callable[[int], Awaitable[AsyncSession]], n: int, 
     await asyncio.gather(*tasks)
     _report(latencies, seconds)
     await asyncio.gather(*(session.close() for session in sessions))
+
+
+async def drive_calls(open_one: Callable[[int], Awaitable[Call]], n: int, seconds: float) -> None:
+    """Makes n calls at once on this event loop, again and again, and prints what `_report` says.
+
+    What a call made is undone before the next one, which is not part of the call's time. A call that takes longer than
+    the window is counted too, since there would be none otherwise: calls begin in the window and are waited for.
+    """
+    calls = [await open_one(i) for i in range(n)]
+    latencies: list[float] = []
+    begin = _clock() + WARM_UP
+    end = begin + seconds
+
+    async def go_on(call: Call) -> None:
+        while (started := _clock()) < end:
+            undo = await call()
+            if started >= begin:
+                latencies.append(_clock() - started)
+            if undo is not None:
+                await undo()
+            # Some calls never wait.
+            await asyncio.sleep(0)
+
+    tasks = [asyncio.create_task(go_on(call)) for call in calls]
+    await asyncio.sleep(begin - _clock())
+    _mark("begin")
+    await asyncio.gather(*tasks)
+    elapsed = _clock() - begin
+    _mark("end")
+    _report(latencies, elapsed)
 
 
 def drive_threads(open_session: Callable[[int], ThreadSession], n: int, seconds: float) -> None:

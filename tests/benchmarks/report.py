@@ -57,6 +57,17 @@ _W2_PARTS = {
     "### CartPole-v1 alone, and the echo environment of W1 on a bare stream": (1, {}),
 }
 
+_SANDBOX_GOALS = [
+    Goal("at most 30,000", who.operation("bubblewrap", who.CREATE), 1, key="p50_us"),
+    Goal("at most 300", who.operation("bubblewrap", who.SHELL), 1, key="p50_us"),
+    Goal("at most 1,500", who.CLIENT_SHELL, 1, key="p50_us"),
+    Goal("at most 1,500", who.CLIENT_SHELL_GRPC, 1, key="p50_us"),
+    Goal("at most 3,000", who.operation("docker", who.SHELL), 1, key="p50_us"),
+    Goal("what it costs", who.operation("bubblewrap", who.CREATE), 1, who.BWRAP, "p50_us"),
+    Goal("what it costs", who.operation("bubblewrap", who.SHELL), 1, who.PIPE, "p50_us"),
+    Goal("what it saves", who.operation("docker", who.RUN), 1, who.DOCKER_EXEC, "p50_us"),
+]
+
 # The idle sessions that are opened first, and as many again.
 _SETS = ("first", "second")
 
@@ -72,7 +83,11 @@ def render(records: Sequence[Record]) -> str:
         parts += _w1(by_kind["w1"])
     if "w2" in by_kind:
         parts += _w2(by_kind["w2"])
+    if "sandboxes" in by_kind:
+        parts += _sandboxes(by_kind["sandboxes"])
     parts += [part for record in by_kind.get("idle", []) for part in _idle(record)]
+    if "idle sandboxes" in by_kind:
+        parts += _idle_sandboxes(by_kind["idle sandboxes"])
     return "\n\n".join(parts) + "\n"
 
 
@@ -110,6 +125,57 @@ def _w2(records: list[Record]) -> list[str]:
         if any(record.get("size") == size for record in records):
             parts += [title, _cells(cells, records, "copies", against)]
     return [*parts, *_missing(records), *_goals(_W2_GOALS, records, "copies")]
+
+
+def _sandboxes(records: list[Record]) -> list[str]:
+    return [
+        "## Sandboxes",
+        f"{_how(records)} A step is one operation, without what undoes it; steps/s have that in them. Processes in "
+        "sandboxes count to the client or server that made them, but those of Docker's engine to nobody.",
+        _cells(who.SANDBOXES, records, "in flight", {}),
+        *_missing(records),
+        *_goals(_SANDBOX_GOALS, records, "in flight"),
+    ]
+
+
+def _idle_sandboxes(records: list[Record]) -> list[str]:
+    rows: list[list[str]] = []
+    for record in records:
+        first = [record["backend"], f"{record['count']:,}"]
+        if "error" in record:
+            rows.append([*first, f"failed: {record['error']}", *[""] * 7])
+            continue
+        free = record["free_bytes_each"]
+        rows.append(
+            [
+                *first,
+                f"{record['answered']:,}",
+                f"{free / 2**20:.2f}",
+                f"{record['pss_bytes_each'] / 2**20:.2f}" if record["processes_each"] >= 1 else "",
+                f"{8 * 2**30 / free:,.0f}" if free > 0 else "",
+                f"{record['count'] / record['created_seconds']:.0f}",
+                f"{record['answered_seconds']:.1f}",
+                f"{record['destroyed_seconds']:.1f}",
+                f"{record['left_bytes_each'] / 2**20:.2f}",
+            ]
+        )
+    head = (
+        "backend",
+        "sandboxes",
+        "answered",
+        "MiB of free memory each",
+        "MiB of its processes each",
+        "would fit in 8 GiB",
+        "made a second",
+        "all asked, s",
+        "all destroyed, s",
+        "MiB each that is not free again",
+    )
+    return [
+        "## Idle sandboxes, all alive at once",
+        "Wanted for bubblewrap: at most 3 MiB each, 1,000 alive.",
+        _table(head, rows),
+    ]
 
 
 def _how(records: Iterable[Record]) -> str:

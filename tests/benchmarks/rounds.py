@@ -38,7 +38,7 @@ def installed(workload: str, cells: Sequence[Cell], note: Note) -> list[Cell]:
             problems[peer] = str(error)
     for contender in dict.fromkeys(cell.contender for cell in cells):
         if contender.peer in problems:
-            note(_missing(workload, contender, problems[contender.peer]))
+            note(missing(workload, contender, problems[contender.peer]))
     return [cell for cell in cells if cell.contender.peer not in problems]
 
 
@@ -60,7 +60,7 @@ def run(workload: str, cells: Sequence[Cell], rounds: int, seconds: float, note:
         for contender in dict.fromkeys(cell.contender for cell in cells):
             problems[contender] = problem = _try(contender, servers[contender.server])
             if problem is not None:
-                note(_missing(workload, contender, problem))
+                note(missing(workload, contender, problem))
         cells = [cell for cell in cells if problems[cell.contender] is None]
         for number in range(rounds):
             for cell in cells:
@@ -70,7 +70,8 @@ def run(workload: str, cells: Sequence[Cell], rounds: int, seconds: float, note:
             print(f"{workload}: round {number + 1} of {rounds} is done", file=sys.stderr)
 
 
-def _missing(workload: str, contender: Contender, why: str) -> dict[str, Any]:
+def missing(workload: str, contender: Contender, why: str) -> dict[str, Any]:
+    """What is noted of a contender that does not take part."""
     return {"kind": "missing", "workload": workload, "contender": contender.name, "why": why}
 
 

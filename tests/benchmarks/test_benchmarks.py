@@ -17,6 +17,8 @@ W1, SIZES = [GYMHOST, STREAM, THREADS, GRPC], (1, 8)
 SYNC, VECTOR, LONE = "SyncVectorEnv", "gymhost make_vec over gRPC", "gymhost RemoteEnv over gRPC"
 # Each with its copies. A name chooses those, too, that it is a part of.
 W2 = [(SYNC, 64), (VECTOR, 64), (f"{SYNC}, Pong", 16), (f"{VECTOR}, Pong", 16), (LONE, 1)]
+SANDBOXES = [("bare bash, echo", 1), *(("bubblewrap, create, first answer", size) for size in (1, 8))]
+SANDBOXES += [("bubblewrap, echo in a shell", 1), ("client over gRPC, echo in a shell", 1)]
 WARM_UP, SECONDS, IDLE = 0.5, 0.2, 40
 
 
@@ -94,6 +96,42 @@ def test_idle_sessions_are_all_open_and_weighed(tmp_path: Path):
         grown = idle[f"{part}_twice_kib"] - idle[f"{part}_before_kib"]
         assert idle[f"{part}_first_kib_a_session"] + idle[f"{part}_second_kib_a_session"] == pytest.approx(grown / IDLE)
     assert f"## {IDLE} idle sessions" in said.report
+
+
+@pytest.fixture(scope="module")
+def sandboxes(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder, idle = tmp_path_factory.mktemp("sandboxes"), ("--bubblewrap-sandboxes=5", "--docker-sandboxes=0")
+    return run(folder, "sandboxes", *idle, only=sorted({name for name, _ in SANDBOXES}))
+
+
+@pytest.mark.parametrize(("contender", "size"), SANDBOXES)
+def test_cell_of_sandboxes_has_figures_that_can_be_true(sandboxes: Run, contender: str, size: int):
+    [cell] = [r for r in sandboxes.records if (r.get("contender"), r.get("size")) == (contender, size)]
+    assert "error" not in cell
+    assert 0 < cell["p50_us"] <= cell["p99_us"]
+    # What undoes a call is between calls.
+    elapsed = cell["steps"] / cell["steps_per_second"]
+    assert elapsed >= SECONDS
+    assert cell["steps"] / 2 * cell["p50_us"] <= size * elapsed * 1e6
+    assert f"| {contender} | {size} |" in sandboxes.report
+
+
+def test_idle_sandboxes_are_all_alive_and_weighed(sandboxes: Run):
+    [idle] = [record for record in sandboxes.records if record["kind"] == "idle sandboxes"]
+    assert idle["answered"] == idle["count"] == 5
+    # A shell at least, and what it takes.
+    assert idle["processes_each"] >= 1
+    assert idle["pss_bytes_each"] > 100_000
+    assert "| bubblewrap | 5 | 5 |" in sandboxes.report
+
+
+@pytest.mark.docker
+def test_an_engine_is_started_for_the_sandboxes_of_docker(tmp_path: Path):
+    said = run(tmp_path, "sandboxes", "--bubblewrap-sandboxes=0", "--docker-sandboxes=2", only=["docker, echo"])
+    [cell] = [record for record in said.records if record["kind"] == "sandboxes"]
+    assert cell["steps"] > 0
+    [idle] = [record for record in said.records if record["kind"] == "idle sandboxes"]
+    assert idle["answered"] == 2
 
 
 def test_report_has_what_was_wanted(w1: Run, w2: Run):

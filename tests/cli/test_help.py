@@ -15,7 +15,13 @@ from gymhost.server.config import ServerConfig
 from support.command import environment, gymhost
 
 # Settings that are no option of their own name.
-OTHERWISE = {"modules": "[MODULES]", "paths": "--app-dir", "tokens": "--token-file", "wrappers": "--wrapper "}
+OTHERWISE = {
+    "modules": "[MODULES]",
+    "paths": "--app-dir",
+    "sandbox_options": "--sandbox-option ",
+    "tokens": "--token-file",
+    "wrappers": "--wrapper ",
+}
 
 
 def test_help_lists_every_command_with_the_words_of_its_own_help():

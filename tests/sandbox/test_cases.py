@@ -155,7 +155,7 @@ async def test_nothing_of_the_servers_environment_is_seen(
     server = start_server(tokens={OWN_TOKEN: "tests"})
     look = (
         "env; export -p; set; cat /proc/*/environ /proc/*/cmdline /proc/*/maps; ls -l /proc/*/fd; "
-        "grep -rs c0ffee /etc /run /var /tmp /dev/shm /home /root /opt"
+        "grep -rs c0ffe[e] /etc /run /var /tmp /dev/shm /home /root /opt"
     )
     if tool == "python":
         look = (

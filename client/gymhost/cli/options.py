@@ -75,10 +75,10 @@ def extend_import_path(folders: Sequence[str]) -> None:
     sys.path[:] = dict.fromkeys([str(Path(folder).resolve()) for folder in (".", *folders)] + sys.path)
 
 
-def kwargs_option(group: str, help: str) -> Callable[[F], F]:
-    """The option for keyword arguments of an environment; the command gets them as one dict, `kwargs`."""
+def kwargs_option(group: str, help: str, name: str = "--kwargs") -> Callable[[F], F]:
+    """The option for keyword arguments of an environment or the like; the command gets them as one dict, `kwargs`."""
     return option(
-        "--kwargs",
+        name,
         "kwargs",
         metavar="JSON|KEY=VALUE",
         multiple=True,

@@ -27,6 +27,7 @@ DEFAULT_IDENTITY = "default"
 
 WHERE, WHO, REACH = "Where and what", "Who may connect", "What clients may reach"
 HOW_MUCH, TIMES = "How much", "Times, in seconds"
+SANDBOXES = "Sandboxes, where code that a model wrote runs"
 _DEFAULTS = ServerConfig()
 # What a worker says of a module that it can't find.
 _NOT_FOUND = re.compile(r"environments of '(?P<module>[^']+)': ModuleNotFoundError: No module named '(?P<name>[^']+)'")
@@ -47,6 +48,16 @@ def _read_attributes(ctx: click.Context, parameter: click.Parameter, given: tupl
             raise click.BadParameter(f"{text!r} is not ID=NAME,NAME", ctx, parameter)
         attributes.setdefault(pattern.strip(), []).extend(name.strip() for name in names.split(","))
     return attributes
+
+
+def _read_pairs(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not name.strip() or not equals:
+            raise click.BadParameter(f"{text!r} is not NAME=VALUE", ctx, parameter)
+        pairs[name.strip()] = value
+    return pairs
 
 
 def setting(name: str, group: str, help: str, **how: Any) -> Any:
@@ -116,6 +127,36 @@ def setting(name: str, group: str, help: str, **how: Any) -> Any:
 @setting("heartbeat", TIMES, "How often clients should give a sign.", metavar="S")
 @setting("grace", TIMES, "How long running commands get when the server is stopped.", metavar="S")
 @setting("worker_liveness", TIMES, "How long a worker may be silent before it is killed.", metavar="S")
+@setting(
+    "sandbox",
+    SANDBOXES,
+    "What makes them: bubblewrap (needs no service), docker (its engine must run), local (contains nothing: for code "
+    "that you trust), or MODULE:CLASS for a backend of your own. gymhost check sandbox NAME tells whether it works.",
+    metavar="NAME",
+)
+@option(
+    "--sandbox-option",
+    "sandbox_options",
+    group=SANDBOXES,
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=_read_pairs,
+    help="An option of the backend, such as runtime=runsc for docker with gVisor. May be given several times.",
+)
+@setting(
+    "sandbox_creations",
+    SANDBOXES,
+    "The most that are being made at once, by all workers together; others wait for their turn.",
+    type=int,
+    metavar="N",
+)
+@setting(
+    "sandbox_spares",
+    SANDBOXES,
+    "How many of each kind that was asked for a worker keeps ready, so that a reset need not wait for one.",
+    type=int,
+    metavar="N",
+)
 @setting("log_level", OTHERS, "How much to log, to stderr.", type=click.Choice(LOG_LEVELS))
 @click.pass_context
 def command(
@@ -132,11 +173,13 @@ def command(
       gymhost serve my_environments --workers 8
       gymhost serve --address 0.0.0.0:50051 --new-token
       gymhost serve --attributes 'CartPole-v1=gravity,length' --wrapper my_environments:Noise
+      gymhost serve --sandbox docker --sandbox-option runtime=runsc
       gymhost serve --config server.toml
 
     The keys of the TOML file are the names of the options with `_` for `-`; besides, `modules`, `wrappers` and `paths`
     (the folders of --app-dir, from the file's own on) are lists, the table `attributes` has a list of names for each
-    pattern of ids, and the table `tokens` the name of each token's identity:
+    pattern of ids, the table `sandbox_options` has those of --sandbox-option, and the table `tokens` the name of each
+    token's identity:
 
     \b
       address = "0.0.0.0:50051"
@@ -226,6 +269,8 @@ def _announce(server: "Server") -> None:
         who, connect = "a token is needed", f"{connect}, token=..."
     else:
         who = "no token is needed"
+    if config.sandbox == "local":
+        click.echo("warning: --sandbox local contains nothing: tools can do all that this server can", err=True)
     click.echo(
         f"gymhost serves {len(server.environments)} environments on {server.address} with {workers}; {who}. "
         f"Connect: gymhost.client.connect({connect})"

@@ -13,7 +13,7 @@ class Finding:
     """What a check found.
 
     Attributes:
-        level: `ok`, `advice` (better otherwise) or `error` (to be mended before it is hosted).
+        level: `ok`, `advice` (better otherwise) or `error` (to be mended before it is used).
         title: What was found, in a line.
         detail: More about it, and what to mend.
     """
@@ -25,15 +25,17 @@ class Finding:
 
 @dataclass(slots=True)
 class Report:
-    """What was found about an environment.
+    """What was found about an environment, or about something else that can be checked.
 
     Attributes:
-        id: The environment's id.
+        id: What was checked, such as the environment's id.
         findings: What was found, in the order of the checks.
+        purpose: What it is to be fit for.
     """
 
     id: str
     findings: list[Finding] = field(default_factory=list[Finding])
+    purpose: str = "be hosted"
 
     @property
     def ok(self) -> bool:
@@ -51,6 +53,6 @@ class Report:
             lines.append(f"  {_MARKS[finding.level]}  {finding.title}")
             lines += [f"          {line}" for line in finding.detail.splitlines()]
         errors, advice = self.count("error"), self.count("advice")
-        verdict = "Fit to be hosted" if self.ok else f"Not fit to be hosted: {errors} to mend"
+        verdict = f"Fit to {self.purpose}" if self.ok else f"Not fit to {self.purpose}: {errors} to mend"
         lines.append(f"{verdict}; {advice} {'piece' if advice == 1 else 'pieces'} of advice.")
         return "\n".join(lines)

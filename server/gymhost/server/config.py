@@ -13,9 +13,10 @@ from gymhost.wire import limits
 from gymhost.wire.attributes import is_public
 from gymhost.wire.errors import InvalidArgument
 
-__all__ = ["LOG_LEVELS", "ServerConfig", "parse_size", "read_file"]
+__all__ = ["LOG_LEVELS", "SANDBOXES", "ServerConfig", "parse_size", "read_file"]
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+SANDBOXES = ("bubblewrap", "docker", "local")
 
 _UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
@@ -51,6 +52,11 @@ class ServerConfig:
         max_payload: The largest action or observation.
         grace: How long running commands get when the server is stopped, and the sessions of a worker with a stuck step.
         worker_liveness: How long a worker may be silent, as when a step never lets go of the GIL, before it is killed.
+        sandbox: What environments' sandboxes are made by: `bubblewrap`, `docker`, `local` (which contains nothing), or
+            `module:Class` for a backend of one's own.
+        sandbox_options: Keyword arguments for the backend, such as `runtime` for `docker`.
+        sandbox_creations: The most sandboxes that are being made at once, of all workers together; others wait.
+        sandbox_spares: How many sandboxes of each kind that was asked for a worker keeps ready.
         log_level: `debug`, `info`, `warning` or `error`.
     """
 
@@ -69,6 +75,10 @@ class ServerConfig:
     max_payload: int = limits.MAX_PAYLOAD
     grace: float = 10.0
     worker_liveness: float = 30.0
+    sandbox: str = "bubblewrap"
+    sandbox_options: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
+    sandbox_creations: int = 8
+    sandbox_spares: int = 0
     log_level: str = "info"
 
     def __post_init__(self) -> None:
@@ -78,10 +88,19 @@ class ServerConfig:
             InvalidArgument: One is out of range; the message names it.
         """
         _check_address(self.address)
-        for name in ("capacity", "queue_timeout", "lease", "heartbeat", "max_payload", "worker_liveness"):
+        above_0 = (
+            "capacity",
+            "queue_timeout",
+            "lease",
+            "heartbeat",
+            "max_payload",
+            "sandbox_creations",
+            "worker_liveness",
+        )
+        for name in above_0:
             if not 0 < getattr(self, name) < math.inf:
                 raise InvalidArgument(f"{name} must be above 0, not {getattr(self, name)}")
-        for name in ("workers", "grace"):
+        for name in ("workers", "grace", "sandbox_spares"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InvalidArgument(f"{name} must not be negative, not {getattr(self, name)}")
         if self.max_payload < limits.FRAME_BYTES:
@@ -98,6 +117,9 @@ class ServerConfig:
         for name in self.wrappers:
             if not re.fullmatch(r"\*|[\w.]+:[\w.]+", name):
                 raise InvalidArgument(f"a wrapper is MODULE:CLASS, not {name!r} (--wrapper)")
+        if self.sandbox not in SANDBOXES and not re.fullmatch(r"[\w.]+:[\w.]+", self.sandbox):
+            known = ", ".join(SANDBOXES)
+            raise InvalidArgument(f"sandbox must be one of {known}, or MODULE:CLASS, not {self.sandbox!r} (--sandbox)")
         if self.log_level not in LOG_LEVELS:
             raise InvalidArgument(f"log_level must be one of {', '.join(LOG_LEVELS)}, not {self.log_level!r}")
         if not self.tokens and not self.insecure and not _is_loopback(self.address):

@@ -9,6 +9,7 @@ lane that was given up, and UNAVAILABLE on lane 0 when the worker asks for no ne
 
 import dataclasses
 import json
+from typing import Any
 
 # On the lane that the new session gets: payload CreateSessionRequest, whose key the front has replaced by the session's
 # token for the direct path; reply CreateSessionResponse without id and lanes.
@@ -24,6 +25,9 @@ LAST_SEQUENCES = 1004
 INFO = 1005
 # Lane 0, the number is that of a channel whose stream has ended: no payload, no reply.
 FORGET_CHANNEL = 1006
+
+# Lane 0: payload ListTasksRequest, reply ListTasksResponse.
+TASKS = 1007
 
 # Seconds that all environments of a worker together get to close when the worker ends.
 CLOSE_ALL_LIMIT = 10.0
@@ -48,6 +52,7 @@ class WorkerConfig:
         max_payload: The largest payload, in bytes.
         loop_limit: Seconds that the worker's event loop may stand still before the worker ends itself.
         grace: Seconds that a worker with a stuck step goes on for the sake of its other sessions.
+        sandboxes: How the sandboxes of its environments are made: what `gymhost.envs.sandboxing.Settings` has.
     """
 
     number: int
@@ -61,6 +66,7 @@ class WorkerConfig:
     max_payload: int = 64 * 1024 * 1024
     loop_limit: float = 60.0
     grace: float = 60.0
+    sandboxes: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
     def to_json(self) -> str:
         """The configuration as one line of JSON."""

@@ -115,6 +115,13 @@ class Worker(asyncio.Protocol):
             wrappers=self._config.wrappers,
             max_payload=self._config.max_payload,
             grace=self._config.grace,
+            sandboxes={
+                "backend": self._config.sandbox,
+                "options": self._config.sandbox_options,
+                "creations": self._config.sandbox_creations,
+                "spares": self._config.sandbox_spares,
+                "folder": str(self._folder / "sandboxes"),
+            },
         )
         try:
             self._process = await asyncio.create_subprocess_exec(

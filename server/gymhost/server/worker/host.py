@@ -5,16 +5,17 @@ import collections
 import gc
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-from gymhost.envs import registration, wrapping
+from gymhost.envs import registration, sandboxing, wrapping
 from gymhost.server import link
-from gymhost.server.worker import describe
+from gymhost.server.worker import describe, output
 from gymhost.server.worker.links import DirectLink, FrontLink
 from gymhost.server.worker.outlet import Outlet
-from gymhost.server.worker.session import AsyncSession, InlineSession, Session
+from gymhost.server.worker.session import AsyncSession, Done, InlineSession, Session
 from gymhost.server.worker.thread_session import ThreadSession
 from gymhost.server.worker.watchdog import Watchdog
 from gymhost.v1 import environments_pb2 as pb
@@ -50,6 +51,17 @@ class Turn:
         self._laden.append(outlet)
 
 
+class _Described:
+    """Whose code runs while an environment is described."""
+
+    def __init__(self, environment_id: str) -> None:
+        self._environment_id = environment_id
+        self.sandboxes = sandboxing.Scope()
+
+    def __str__(self) -> str:
+        return self._environment_id
+
+
 class Host:
     """All that one worker does, on one event loop.
 
@@ -75,6 +87,8 @@ class Host:
         self._tasks: set[asyncio.Task[None]] = set()
         self._tainted = False
         self._front: FrontLink
+        sandboxing.configure(sandboxing.Settings(**config.sandboxes))
+        sandboxing.tell_owner_by(_owner)
 
     def load(self) -> None:
         """Imports the modules that register environments; the front is told of one that fails when it asks."""
@@ -102,6 +116,7 @@ class Host:
         for sweep in sweeps:
             sweep.cancel()
         await self._close_all()
+        await self._destroy_sandboxes()
 
     def flush_later(self, outlet: Outlet) -> None:
         """Has an outlet flushed at the end of this turn of the loop. On the event loop only."""
@@ -155,7 +170,10 @@ class Host:
                 self._answer(number, describe.catalog(self.problems))
             elif kind == link.DESCRIBE:
                 request = pb.GetEnvironmentRequest.FromString(command.payload)
-                self.keep(self.loop.create_task(self._describe(number, request)))
+                self.keep(self.loop.create_task(self._describe(number, describe.describe, request)))
+            elif kind == link.TASKS:
+                request = pb.ListTasksRequest.FromString(command.payload)
+                self.keep(self.loop.create_task(self._describe(number, describe.tasks, request)))
             elif kind == pb.COMMAND_KIND_CANCEL:
                 if session is not None:
                     session.cancel()
@@ -207,18 +225,22 @@ class Host:
                     return
             self._forget(session)
             self._refuse(number, error)
-            session.close(lambda _: None)
+            self._end(session, lambda _: None)
             self._leave_if_done()
 
         self.sessions[lane] = session
         self.by_token[session.token] = session
         session.start(request, made)
 
-    async def _describe(self, number: int, request: pb.GetEnvironmentRequest) -> None:
+    async def _describe(self, number: int, look: Callable[[Any], Any], request: Any) -> None:
+        owner = _Described(request.environment_id)
+        output.current_session.set(owner)
         try:
-            self._answer(number, await asyncio.to_thread(describe.describe, request))
+            self._answer(number, await asyncio.to_thread(look, request))
         except BaseException as error:  # noqa: BLE001 - the environment's own code ran
             self._refuse(number, error)
+        finally:
+            owner.sandboxes.close()
 
     def _close(self, lane: int, number: int) -> None:
         session = self.sessions.get(lane)
@@ -235,6 +257,15 @@ class Host:
 
         self._forget(session)
         session.cancel()
+        self._end(session, closed)
+
+    def _end(self, session: Session, done: Done) -> None:
+        """Closes a session's environment, and destroys the sandboxes that it left behind."""
+
+        def closed(error: BaseException | None) -> None:
+            session.sandboxes.close()
+            done(error)
+
         session.close(closed)
 
     def _forget(self, session: Session) -> None:
@@ -255,12 +286,21 @@ class Host:
 
         for lane, session in list(self.sessions.items()):
             session.cancel()
-            session.close(lambda _, lane=lane: closed(lane))
+            self._end(session, lambda _, lane=lane: closed(lane))
         if left:
             try:
                 await asyncio.wait_for(done.wait(), link.CLOSE_ALL_LIMIT)
             except TimeoutError:
                 print(f"{len(left)} environments did not close in {link.CLOSE_ALL_LIMIT:g} s", flush=True)
+
+    async def _destroy_sandboxes(self) -> None:
+        """Destroys all sandboxes, whoever they were made for; what is not gone in time goes with the process."""
+        registry = sys.modules.get("gymhost.envs.sandbox.registry")
+        if registry is not None:
+            try:
+                await asyncio.wait_for(registry.close(), link.CLOSE_ALL_LIMIT)
+            except TimeoutError:
+                print(f"sandboxes were not destroyed in {link.CLOSE_ALL_LIMIT:g} s", flush=True)
 
     # -- limits --------------------------------------------------------------------------------------------------------
 
@@ -312,6 +352,7 @@ class Host:
             return False
         session.deadline = -1.0
         self._forget(session)
+        session.sandboxes.close()
         lost = errors.SessionLost(f"{why} and could not be stopped: the session is lost", limit=session.limit)
         if session.busy and session.outlet is not None:
             session.outlet.send_error(session.lane, session.last, lost)
@@ -330,3 +371,9 @@ class Host:
 
     def _leave(self) -> None:
         os._exit(link.EXIT_OVERRUN)
+
+
+def _owner() -> sandboxing.Scope | None:
+    """Where the sandboxes belong that the running code makes."""
+    running = output.running()
+    return running.sandboxes if isinstance(running, Session | _Described) else None

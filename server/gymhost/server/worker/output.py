@@ -12,6 +12,11 @@ current_session: contextvars.ContextVar[object] = contextvars.ContextVar("gymhos
 inline: object = ""
 
 
+def running() -> object:
+    """Returns whose code runs here; an empty text for the worker's own."""
+    return current_session.get() or inline
+
+
 class _Tagged(io.TextIOBase):
     """A line-buffered text stream that puts the label of the running session before each line."""
 
@@ -30,7 +35,7 @@ class _Tagged(io.TextIOBase):
         return self._inner.encoding
 
     def write(self, text: str, /) -> int:
-        label = str(current_session.get() or inline)
+        label = str(running())
         whole, newline, rest = (self._partial.pop(label, "") + text).rpartition("\n")
         if newline:
             prefix = f"[{label}] " if label else ""

@@ -11,6 +11,7 @@ import gymnasium
 from gymnasium.wrappers import OrderEnforcing
 
 from gymhost.envs.registration import Hosting, make
+from gymhost.envs.sandboxing import Scope
 from gymhost.envs.wrapping import wrap
 from gymhost.server.worker import output, vector
 from gymhost.server.worker.calls import CALLS, Call
@@ -46,7 +47,7 @@ class Session(abc.ABC):
 
     __slots__ = (
         "busy", "calls", "code", "deadline", "direct", "env", "environment_id", "host", "hosting",
-        "idle_limit", "lane", "last", "limit", "outlet", "reply", "terms", "token", "touched",
+        "idle_limit", "lane", "last", "limit", "outlet", "reply", "sandboxes", "terms", "token", "touched",
     )  # fmt: skip
 
     def __init__(self, host: "Host", lane: int, request: pb.CreateSessionRequest, hosting: Hosting) -> None:
@@ -57,6 +58,8 @@ class Session(abc.ABC):
         self.env: Any = None
         self.calls = VECTOR_CALLS if request.num_envs else CALLS
         self.terms = Terms(request, hosting, host.config)
+        # What its code makes, and leaves behind when it ends in whatever way.
+        self.sandboxes = Scope()
         self.idle_limit = request.idle_timeout_ms / 1000
         # The front puts it there: what opens the session to a client on the same host, and the socket that did.
         self.token = request.idempotency_key.hex()
@@ -352,6 +355,7 @@ class AsyncSession(Session):
         """Makes or closes the environment, once a command that was stopped has ended."""
 
         async def run() -> None:
+            current_session.set(self)
             before = self._task
             if before is not None:
                 await asyncio.wait([before], timeout=CANCEL_GRACE)

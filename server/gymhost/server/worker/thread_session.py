@@ -15,7 +15,7 @@ from gymhost.server.worker.calls import Call
 from gymhost.server.worker.failure import failure, unimplemented
 from gymhost.server.worker.output import current_session
 from gymhost.server.worker.packing import Packing, packed
-from gymhost.server.worker.session import CLOSE_LIMIT, Done, Session
+from gymhost.server.worker.session import CANCEL_GRACE, CLOSE_LIMIT, Done, Session
 from gymhost.server.worker.shared_memory import SharedMemory
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors
@@ -45,6 +45,7 @@ class ThreadSession(Session):
         "_packing",
         "_queue",
         "_seen",
+        "_stopped_by",
         "_waiting",
     )
 
@@ -66,6 +67,8 @@ class ThreadSession(Session):
         self._is_vector = bool(request.num_envs)
         self._seen = (0, 0)
         self._packing: Packing | None = None
+        # Why the sandboxes were taken from under the running code, which is to end by that.
+        self._stopped_by: errors.Error | None = None
 
     # -- on the event loop ---------------------------------------------------------------------------------------------
 
@@ -93,6 +96,9 @@ class ThreadSession(Session):
 
     def close(self, done: Done) -> None:
         self.leave(tell=False)
+        if self.busy or self._done is not None:
+            # The close waits behind a command or the make, whose result nobody will see.
+            self.sandboxes.kill()
         self._call("close", CLOSE_LIMIT, lambda: None if self.env is None else self.env.close(), done)
         self._queue.put(None)
 
@@ -104,8 +110,24 @@ class ThreadSession(Session):
                 self._seen = at
                 self.deadline = time.monotonic() + (self.seconds(self.limit) or 0.0)
                 return
+        if self._stopped_by is None and self._stop():
+            return
         if self.host.give_up(self, self.overrun()) and self._done is not None:
             self._done(errors.SessionLost(self.overrun(), limit=self.limit))
+
+    def _stop(self) -> bool:
+        """Kills the sandboxes that code beyond its limit may wait for, so that it ends; False where there are none."""
+        with self._lock:
+            if not self.unwatch():
+                return True  # it came to its end meanwhile
+            stopped = self.sandboxes.kill()
+            if stopped:
+                self._stopped_by = errors.CommandTimeout(
+                    f"{self.overrun()}: its sandboxes were destroyed", limit=self.limit
+                )
+                self.deadline = time.monotonic() + CANCEL_GRACE
+            self.watch()
+            return stopped
 
     def leave(self, *, tell: bool = True) -> None:
         super().leave(tell=tell)
@@ -157,12 +179,13 @@ class ThreadSession(Session):
     def _finished(self, result: tuple[int, bytes]) -> None:
         with self._lock:
             if self._unwatch_command():
-                self.finish(*result)
+                self.finish(*self._result(*result))
 
     def _called(self, error: BaseException | None) -> None:
         if self.host.unwatch(self) and self._done is not None:
             done, self._done = self._done, None
-            done(error)
+            stopped_by, self._stopped_by = self._stopped_by, None
+            done(stopped_by or error)
 
     # -- on the session's own thread -----------------------------------------------------------------------------------
 
@@ -197,7 +220,7 @@ class ThreadSession(Session):
         with self._lock:
             outlet = self.outlet
             if self._end_command(code, reply) and outlet is not None:
-                if not outlet.send_now(self.lane, self.last, code, reply):
+                if not outlet.send_now(self.lane, self.last, self.code, self.reply):
                     self.host.post(self._answer_on_stream, None)
         return True
 
@@ -205,13 +228,19 @@ class ThreadSession(Session):
         """Keeps the reply of the running command; False where the session was given up. The lock is held."""
         if not self._unwatch_command():
             return False
-        self.code = code
-        self.reply = reply
+        self.code, self.reply = self._result(code, reply)
         self.busy = False
         self._in_memory = False
         if self.idle_limit:
             self.touched = time.monotonic()
         return True
+
+    def _result(self, code: int, reply: bytes) -> tuple[int, bytes]:
+        """What to answer: of code that was stopped, that it was. The lock is held."""
+        if self._stopped_by is None:
+            return code, reply
+        stopped_by, self._stopped_by = self._stopped_by, None
+        return failure(stopped_by)
 
     def _unwatch_command(self) -> bool:
         """Ends the watch over a command; False where the session was given up. The lock is held."""
@@ -261,6 +290,7 @@ class ThreadSession(Session):
         with self._lock:
             if not self._end_command(code, reply):
                 return False
+            code, reply = self.code, self.reply
             self._in_memory = call is not None and call.kept is not None and not code
             here = self._end is frames.end
             if not here and self.outlet is not None:

@@ -1,0 +1,490 @@
+"""The process that makes a worker's bubblewrap sandboxes: `python -I -S keeper.py DESCRIPTOR SETTINGS`.
+
+It is small, since it forks for each sandbox, and it is the first process of a process namespace: when it ends, in whatever
+way, nothing that it started is left. It ends when the other end of its socket closes. Standard library alone.
+
+It is told what to do by packets of JSON with descriptors, and answers each. The process that was started stays above it
+and ends with it, so that whoever started that one can wait for both.
+"""
+
+# Paths lead through descriptors here, and pathlib would be one more module to load.
+# ruff: noqa: PTH
+
+import contextlib
+import dataclasses
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+if __name__ == "__main__":
+    # The modules beside this one, without running the packages above it, which import what a keeper must not carry.
+    _folder = os.path.dirname(os.path.abspath(__file__))
+    _names = ["gymhost", "envs", "sandbox", "bubblewrap"]
+    for _depth in range(1, len(_names) + 1):
+        _package = types.ModuleType(".".join(_names[:_depth]))
+        _package.__path__ = [_folder] if _depth == len(_names) else []
+        sys.modules[_package.__name__] = _package
+
+from gymhost.envs.sandbox.bubblewrap import children, layers, root, syscalls
+from gymhost.envs.sandbox.bubblewrap.cgroups import Group, Groups
+
+__all__ = ["PACKET"]
+
+# The largest packet.
+PACKET = 180_000
+
+# Seconds that all processes together get to end when the keeper ends; the kernel ends what is left.
+END_LIMIT = 5.0
+
+# What a control script and what it starts may use, so that it is not bound by the sandbox's own limits.
+CONTROL: Mapping[str, Any] = {"memory": 64 * 2**20, "processes": 32, "cpus": None}
+
+# Answers a request; only the first answer counts.
+Answer = Callable[..., None]
+
+
+@dataclasses.dataclass(eq=False)
+class Box:
+    """A sandbox.
+
+    Attributes:
+        name: Its name.
+        plan: What was asked for.
+        outer: The process id of bubblewrap, which ends when all in the sandbox has ended.
+        network: Its network, which says what is filtered.
+        stack: The layers that it began with, the topmost first.
+        group: Its control group.
+        control: The control group of scripts that run in it out of band.
+        pidfd: Its first process, once that is there.
+        opened: Further processes that were started in it.
+        waiting: Who waits for its end.
+    """
+
+    name: str
+    plan: children.Plan
+    outer: int
+    network: str
+    stack: list[str]
+    group: Group | None
+    control: Group | None = None
+    init: int = 0
+    pidfd: int = -1
+    opened: set[int] = dataclasses.field(default_factory=set[int])
+    waiting: list[Answer] = dataclasses.field(default_factory=list[Answer])
+
+
+class Keeper:
+    """Makes and ends sandboxes."""
+
+    def __init__(self, channel: socket.socket, settings: Mapping[str, Any], groups: Groups) -> None:
+        self._channel = channel
+        self._bwrap: str = settings["bwrap"]
+        self._groups = groups
+        self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        self._filters: dict[str, bytes] = {}
+        self._boxes: dict[str, Box] = {}
+        # What is done when a descriptor has something to read, and when a process has ended.
+        self._readable: dict[int, Callable[[], None]] = {}
+        self._ended: dict[int, Callable[[int], None]] = {}
+        self._poll = select.poll()
+        self._layers: dict[str, int] = {}
+        self._snapshots: dict[str, list[str]] = {}
+        self._made = 0
+        self._overlays: bool | None = None
+        self._going = True
+
+    def serve(self) -> None:
+        """Does what it is told until nobody is there to tell."""
+        wake, woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+        self._watch(wake, lambda: self._reap(wake))
+        self._watch(self._channel.fileno(), self._receive)
+        while self._going:
+            for descriptor, _ in self._poll.poll():
+                if (action := self._readable.get(descriptor)) is not None:
+                    action()
+        for box in list(self._boxes.values()):
+            self._end(box)
+        until = time.monotonic() + END_LIMIT
+        while self._boxes and time.monotonic() < until:
+            self._poll.poll(100)
+            self._reap(wake)
+        self._groups.close()
+
+    def _watch(self, descriptor: int, action: Callable[[], None]) -> None:
+        self._readable[descriptor] = action
+        self._poll.register(descriptor, select.POLLIN)
+
+    def _unwatch(self, descriptor: int) -> None:
+        del self._readable[descriptor]
+        self._poll.unregister(descriptor)
+        os.close(descriptor)
+
+    def _reap(self, wake: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(wake, 65536)
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if (action := self._ended.pop(pid, None)) is not None:
+                action(os.waitstatus_to_exitcode(status))
+
+    def _receive(self) -> None:
+        try:
+            data, descriptors, flags, _ = socket.recv_fds(self._channel, PACKET, 8)
+        except OSError:
+            data, descriptors, flags = b"", [], 0
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, False)
+        if not data:
+            self._going = False
+            self._readable.pop(self._channel.fileno(), None)
+            return
+        request: dict[str, Any] = json.loads(data)
+        number: int = request.pop("number")
+        answered = False
+
+        def answer(**words: Any) -> None:
+            nonlocal answered
+            if not answered:
+                answered = True
+                self._send({"number": number, **words})
+
+        try:
+            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                raise OSError("a request was cut off")
+            operation: str = request.pop("operation")
+            getattr(self, f"_do_{operation}")(answer, descriptors, **request)
+        except KeyError:
+            answer(lost=True)
+        except OSError as error:
+            answer(error=str(error), errno=error.errno)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _send(self, words: Mapping[str, Any]) -> None:
+        try:
+            self._channel.send(json.dumps(words).encode())
+        except OSError:
+            self._going = False
+
+    def _do_filter(self, answer: Answer, descriptors: Sequence[int], network: str) -> None:
+        """Keeps a filter of system calls for sandboxes with a kind of network."""
+        with os.fdopen(os.dup(descriptors[0]), "rb") as file:
+            file.seek(0)
+            self._filters[network] = file.read()
+        answer()
+
+    def _do_etc(self, answer: Answer, _: Sequence[int], name: str, texts: dict[str, str], copies: list[str]) -> None:
+        answer(folder=root.make_etc(name, texts, copies))
+
+    def _do_create(
+        self,
+        answer: Answer,
+        descriptors: Sequence[int],
+        name: str,
+        network: str,
+        plan: dict[str, Any],
+        group: dict[str, Any] | None,
+        snapshot: str | None,
+    ) -> None:
+        """Starts bubblewrap; the answer comes when its child is there, which may still fail."""
+        stack = [] if snapshot is None else list(self._snapshots[snapshot])
+        wanted = children.Plan(**plan)
+        # One for all: the processes have descriptors of their own of it, but its offset would be shared.
+        options = _in_memory("\0".join([*wanted.options, ""]).encode())
+        program = _in_memory(self._filters[network])
+        told, tells = os.pipe2(os.O_CLOEXEC)
+        own_group: Group | None = None
+        try:
+            if group is not None:
+                own_group = self._groups.make(name, **group)
+            overlays = not stack or self._can_overlay()
+            extra = (options, program, tells)
+            outer = children.run(
+                lambda: children.become_bwrap(wanted, self._bwrap, own_group, stack, overlays, descriptors, extra)
+            )
+        except OSError:
+            os.close(told)
+            if own_group is not None:
+                own_group.remove()
+            raise
+        finally:
+            for descriptor in (options, program, tells):
+                os.close(descriptor)
+        box = Box(name, wanted, outer, network, stack if overlays else [], own_group)
+        self._hold(box.stack)
+        self._boxes[name] = box
+        self._ended[outer] = lambda status: self._gone(box, status, answer)
+        words = bytearray()
+        self._watch(told, lambda: self._started(box, told, words, answer))
+
+    def _started(self, box: Box, told: int, words: bytearray, answer: Answer) -> None:
+        """Bubblewrap tells of its child, or is gone."""
+        data = os.read(told, 4096)
+        words += data
+        if data and not words.rstrip().endswith(b"}"):
+            return
+        self._unwatch(told)
+        if not data:
+            return
+        box.init = json.loads(words)["child-pid"]
+        with contextlib.suppress(OSError):  # it is gone already, which bubblewrap's end will tell
+            box.pidfd = os.pidfd_open(box.init)
+            answer()
+
+    def _gone(self, box: Box, status: int, answer: Answer) -> None:
+        """All of a sandbox has ended."""
+        del self._boxes[box.name]
+        if box.pidfd >= 0:
+            os.close(box.pidfd)
+        for group in (box.group, box.control):
+            if group is not None:
+                group.remove()
+        self._release(box.stack)
+        answer(ended=status)
+        for waiting in box.waiting:
+            waiting()
+        self._send({"number": 0, "ended": box.name, "status": status})
+
+    def _do_open(
+        self, answer: Answer, descriptors: Sequence[int], name: str, argv: list[str], env: dict[str, str], control: bool
+    ) -> None:
+        """Starts a process in a sandbox."""
+        box = self._boxes[name]
+        if box.pidfd < 0:
+            raise KeyError(name)
+        group = box.group
+        if control and group is not None:
+            if box.control is None:
+                box.control = self._groups.make(f"{name}.control", **CONTROL)
+            group = box.control
+        plan = box.plan if not control else _without_limits(box.plan)
+        told, tells = os.pipe2(os.O_CLOEXEC)
+        try:
+            # What is forked while this is set begins in the sandbox's process namespace, as this process's own child.
+            syscalls.setns(box.pidfd, syscalls.CLONE_NEWPID)
+            try:
+                pid = children.run(
+                    lambda: children.join(
+                        plan, box.pidfd, group, self._filters[box.network], argv, env, descriptors, tells
+                    )
+                )
+            finally:
+                syscalls.setns(self._own_pids, syscalls.CLONE_NEWPID)
+        except OSError as error:
+            os.close(told)
+            raise KeyError(name) from error
+        finally:
+            os.close(tells)
+        box.opened.add(pid)
+        self._ended[pid] = lambda _: box.opened.discard(pid)
+        self._watch(told, lambda: self._opened(box, pid, told, answer))
+
+    def _opened(self, box: Box, pid: int, told: int, answer: Answer) -> None:
+        """The process is another program now, or could not be."""
+        failure = os.read(told, 4096)
+        self._unwatch(told)
+        if box.name not in self._boxes:
+            answer(lost=True)
+        elif failure:
+            answer(error=json.loads(failure))
+        else:
+            answer(pid=pid)
+
+    def _do_stop(self, answer: Answer, _: Sequence[int], name: str, pid: int) -> None:
+        """Kills a process that was started in a sandbox, where it is still there."""
+        if pid in self._boxes[name].opened:
+            os.kill(pid, signal.SIGKILL)
+        answer()
+
+    def _do_destroy(self, answer: Answer, _: Sequence[int], name: str) -> None:
+        """Ends a sandbox; the answer comes when all of it has ended."""
+        box = self._boxes[name]
+        box.waiting.append(answer)
+        self._end(box)
+
+    def _end(self, box: Box) -> None:
+        if box.group is not None:
+            box.group.thaw()
+        try:
+            # When its first process ends, so do all others, and bubblewrap with them.
+            if box.pidfd >= 0:
+                signal.pidfd_send_signal(box.pidfd, signal.SIGKILL)
+            else:
+                os.kill(box.outer, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+    def _do_usage(self, answer: Answer, _: Sequence[int], name: str) -> None:
+        status = os.statvfs(self._inside(self._boxes[name], root.BOX))
+        answer(disk=(status.f_blocks - status.f_bfree) * status.f_frsize)
+
+    def _inside(self, box: Box, path: str) -> str:
+        """Returns where bubblewrap sees a path of what the sandbox writes to."""
+        return f"/proc/{box.outer}/root{path}"
+
+    def _do_snapshot(self, answer: Answer, _: Sequence[int], name: str) -> None:
+        """Copies what a sandbox has written to a new layer, while all in it stands still."""
+        box = self._boxes[name]
+        self._made += 1
+        layer = os.path.join(root.LAYERS, str(self._made))
+        top = root.BOX if not box.stack else f"{root.BOX}/up"
+        source = self._inside(box, top)
+        flat = len(box.stack) + 1 > layers.DEEPEST
+        stack = [layer] if flat else [layer, *box.stack]
+        self._hold(box.stack)
+        go_on = self._stand_still(box)
+
+        def copy() -> None:
+            made = f"{layer}.part" if flat else layer
+            os.mkdir(made)
+            for folder in layers.FOLDERS:
+                layers.copy_tree(os.path.join(source, folder), os.path.join(made, folder), marks=bool(box.stack))
+            if flat:
+                os.mkdir(layer)
+                syscalls.unshare(syscalls.CLONE_NEWNS)
+                layers.flattened([made, *box.stack], layer, root.BOX)
+
+        def copied(status: int) -> None:
+            go_on()
+            self._release(box.stack)
+            self._remove(f"{layer}.part")
+            if status != 0 or box.name not in self._boxes:
+                self._remove(layer)
+                answer(**({"lost": True} if box.name not in self._boxes else {"error": failure()}))
+                return
+            self._layers[layer] = 0
+            self._hold(stack)
+            self._snapshots[layer] = stack
+            answer(snapshot=layer)
+
+        pid, failure = _said(copy)
+        self._ended[pid] = copied
+
+    def _stand_still(self, box: Box) -> Callable[[], None]:
+        """Has a sandbox's processes stand still, and returns what has them go on."""
+        if box.group is not None and box.group.freeze():
+            return box.group.thaw
+        stopped = _tree({box.init, *box.opened})
+        for pid in stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+
+        def go_on() -> None:
+            # Children first: no shell shall see that one of its own was stopped.
+            for pid in reversed(stopped):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+
+        return go_on
+
+    def _do_discard(self, answer: Answer, _: Sequence[int], snapshot: str) -> None:
+        self._release(self._snapshots.pop(snapshot))
+        answer()
+
+    def _hold(self, stack: Sequence[str]) -> None:
+        for layer in stack:
+            self._layers[layer] += 1
+
+    def _release(self, stack: Sequence[str]) -> None:
+        for layer in stack:
+            self._layers[layer] -= 1
+            if self._layers[layer] == 0:
+                del self._layers[layer]
+                self._remove(layer)
+
+    def _remove(self, path: str) -> None:
+        if os.path.lexists(path):
+            children.run(lambda: layers.remove_tree(path))
+
+    def _can_overlay(self) -> bool:
+        """Whether what sandboxes write to can be an overlay: older kernels have none for ordinary users."""
+        if self._overlays is None:
+            pid = children.run(layers.try_overlay)
+            self._overlays = os.waitpid(pid, 0)[1] == 0
+        return self._overlays
+
+
+def _without_limits(plan: children.Plan) -> children.Plan:
+    return dataclasses.replace(plan, rlimits={"CORE": 0}, processes=None)
+
+
+def _in_memory(data: bytes) -> int:
+    """Returns a file with some bytes, at its beginning."""
+    descriptor = os.memfd_create("gymhost")
+    os.write(descriptor, data)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def _said(work: Callable[[], None]) -> tuple[int, Callable[[], str]]:
+    """Starts a child, and returns its process id and what tells, at its end, what it said of its failure."""
+    file = os.memfd_create("gymhost")
+
+    def speaking() -> None:
+        os.dup2(file, 2)
+        work()
+
+    def said() -> str:
+        return os.pread(file, 4096, 0).decode(errors="replace").removeprefix("gymhost: ").strip()
+
+    return children.run(speaking), said
+
+
+def _tree(tops: set[int]) -> list[int]:
+    """Returns processes and all that descend from them, parents first."""
+    below: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as file:
+                below.setdefault(int(file.read().rpartition(")")[2].split()[1]), []).append(int(name))
+    found = [pid for pid in tops if pid > 0]
+    for pid in found:
+        found += below.get(pid, [])
+    return found
+
+
+def main() -> None:
+    """Becomes the keeper, or says why it can't be."""
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    channel.set_inheritable(False)
+    settings: dict[str, Any] = json.loads(sys.argv[2])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    step = "namespaces"
+    try:
+        is_root = root.own_namespaces()
+        child = os.fork()
+        if child != 0:
+            channel.close()
+            os.waitpid(child, 0)
+            return
+        syscalls.die_with_parent()
+        groups = Groups()
+        step = "mounts"
+        root.enter(settings["files"])
+    except OSError as error:
+        channel.send(json.dumps({"number": 0, "failed": step, "error": str(error)}).encode())
+        return
+    held = [limit for limit in ("memory", "processes", "cpus") if groups.holds(limit)]
+    told = {"root": is_root, "version": groups.version, "folders": groups.folders, "holds": held}
+    channel.send(json.dumps({"number": 0, "ready": told}).encode())
+    Keeper(channel, settings, groups).serve()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

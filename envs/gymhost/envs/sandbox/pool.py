@@ -1,0 +1,235 @@
+"""Making sandboxes: so many at a time, again when there is no room yet, and some of them in advance."""
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from gymhost.envs.sandbox.backend import Backend, Container
+from gymhost.envs.sandbox.sandbox import Sandbox
+from gymhost.envs.sandbox.slots import Slots
+from gymhost.envs.sandbox.snapshots import Snapshot
+from gymhost.envs.sandbox.spares import Spares
+from gymhost.envs.sandbox.spec import SandboxSpec
+from gymhost.envs.sandboxing import CREATIONS, owner
+from gymhost.wire.errors import CapacityExhausted, SandboxLost, SandboxUnavailable
+
+__all__ = ["CREATE_TIMEOUT", "Pool"]
+
+# Seconds that a sandbox may take to be there where its caller names no limit.
+CREATE_TIMEOUT = 120.0
+# The first wait after a refusal and the longest, in seconds; each is spread by half of it to either side.
+FIRST_WAIT = 0.1
+LONGEST_WAIT = 5.0
+
+
+@dataclass(slots=True)
+class Times:
+    """How long a container took.
+
+    Attributes:
+        queued: Seconds that it waited for its turn, and between refusals.
+        making: Seconds that making it took, refused attempts included.
+        attempts: How often the backend was asked.
+    """
+
+    queued: float = 0.0
+    making: float = 0.0
+    attempts: int = 0
+
+
+class Pool:
+    """Makes sandboxes with one backend. It can be used from several threads and event loops.
+
+    Args:
+        backend: What makes them; the pool closes it.
+        creations: The most creations in flight.
+        folder: Where the processes that share this limit know of each other; None for a limit of this pool's own.
+        spares: How many sandboxes of each kind that was asked for are kept ready.
+    """
+
+    def __init__(
+        self, backend: Backend, *, creations: int = CREATIONS, folder: Path | None = None, spares: int = 0
+    ) -> None:
+        self.backend = backend
+        self._slots = Slots(creations, folder)
+        self._keep = spares
+        self._spares = Spares(self._make_spare)
+        self._closed = False
+
+    async def create(
+        self,
+        spec: SandboxSpec | None = None,
+        *,
+        snapshot: Snapshot | None = None,
+        timeout: float = CREATE_TIMEOUT,
+    ) -> Sandbox:
+        """Makes a sandbox, or takes one that is ready. In a session of a server it ends with the session.
+
+        Args:
+            spec: What it is to be like.
+            snapshot: What it begins with, of a sandbox of the same backend.
+            timeout: Seconds that it may take, waits included.
+
+        Returns:
+            The sandbox. Its `queued_seconds` are those that it waited for its turn and between refusals, and
+            `created_seconds` those of its making.
+
+        Raises:
+            CapacityExhausted: The time passed before there was room for it.
+            InvalidArgument: The backend can't do what the spec asks for.
+            SandboxUnavailable: It could not be made, or the pool is closed.
+            SandboxLost: The session that it is for has ended.
+        """
+        spec = SandboxSpec() if spec is None else spec
+        scope = owner()
+        with _Making() as making:
+            if scope is not None:
+                scope.add(making)
+            container, times = await self._take_or_make(spec, snapshot, timeout)
+            try:
+                sandbox = await Sandbox.begin(
+                    container,
+                    snapshot,
+                    backend=self.backend.name,
+                    create=self.create,
+                    queued_seconds=times.queued,
+                    created_seconds=times.making,
+                )
+                if scope is not None:
+                    scope.add(sandbox)
+            except BaseException:
+                container.kill()
+                raise
+        return sandbox
+
+    def keep_spares(self, spec: SandboxSpec | None, number: int) -> None:
+        """Has so many sandboxes of a kind made in advance, each of which is replaced when it is taken.
+
+        They are made in the background, on a thread of the pool's own. A kind that nobody asks for is dropped after
+        ten minutes. From any thread.
+
+        Args:
+            spec: The kind.
+            number: How many; 0 drops them.
+        """
+        if not self._closed:
+            self._spares.keep(SandboxSpec() if spec is None else spec, number)
+
+    async def close(self) -> None:
+        """Destroys all sandboxes, spares among them. Bounded; may be called twice."""
+        self._closed = True
+        await self._spares.close()
+        await self.backend.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def _take_or_make(
+        self, spec: SandboxSpec, snapshot: Snapshot | None, timeout: float
+    ) -> tuple[Container, Times]:
+        if self._closed:
+            raise SandboxUnavailable("the pool of sandboxes is closed")
+        if snapshot is None:
+            if self._keep:
+                self._spares.keep(spec, self._keep)
+            if (spare := self._spares.take(spec)) is not None:
+                return spare, Times()
+        return await self._make(spec, snapshot, timeout)
+
+    async def _make_spare(self, spec: SandboxSpec) -> Container:
+        return (await self._make(spec, None, CREATE_TIMEOUT))[0]
+
+    async def _make(self, spec: SandboxSpec, snapshot: Snapshot | None, timeout: float) -> tuple[Container, Times]:
+        """Makes a container; attempts go on until the time has passed."""
+        began = time.monotonic()
+        times = Times()
+        refusal: CapacityExhausted | None = None
+        try:
+            async with asyncio.timeout(timeout):
+                for wait in _waits():
+                    try:
+                        return await self._attempt(spec, snapshot, times), times
+                    except CapacityExhausted as error:
+                        refusal = error
+                    await asyncio.sleep(wait)
+                    times.queued = time.monotonic() - began - times.making
+        except TimeoutError:
+            raise self._exhausted(time.monotonic() - began, times, refusal) from None
+        raise AssertionError("the waits never end")
+
+    async def _attempt(self, spec: SandboxSpec, snapshot: Snapshot | None, times: Times) -> Container:
+        queued = time.monotonic()
+        async with self._slots.taken():
+            started = time.monotonic()
+            times.queued += started - queued
+            times.attempts += 1
+            try:
+                return await self.backend.create(spec, snapshot)
+            finally:
+                times.making += time.monotonic() - started
+
+    def _exhausted(self, seconds: float, times: Times, refusal: CapacityExhausted | None) -> Exception:
+        """The error for a sandbox that was not there in time."""
+        if times.attempts == 0:
+            return CapacityExhausted(
+                f"a sandbox was not made in {seconds:.1f} s: all that time it waited for its turn, at most "
+                f"{self._slots.number} being made at once (sandbox_creations, --sandbox-creations)"
+            )
+        told = f"a sandbox was not made in {seconds:.1f} s and {times.attempts} attempts"
+        if refusal is not None:
+            return CapacityExhausted(f"{told}; the last refusal: {refusal.message}")
+        return SandboxUnavailable(f"{told}, {times.queued:.1f} s of which it waited for its turn")
+
+
+class _Making:
+    """The making of a sandbox, which its scope can break off. Entered by the task that makes it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._cancelling = 0
+        self._over = False
+        self._killed = False
+
+    def __enter__(self) -> Self:
+        self._cancelling = self._task.cancelling() if self._task is not None else 0
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        self._over = True
+        if self._killed and self._task is not None:
+            if self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+                raise SandboxLost(
+                    "a sandbox was not made: the session that it is for was stopped, or has ended"
+                ) from None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it goes on."""
+        return not self._over
+
+    def kill(self) -> None:
+        """Breaks it off. From any thread."""
+        with contextlib.suppress(RuntimeError):  # its loop is closed
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if not self._over and self._task is not None:
+            self._killed = True
+            self._task.cancel()
+
+
+def _waits() -> Generator[float]:
+    """Waits between attempts: longer each time, and spread so that those who were refused together part."""
+    wait = FIRST_WAIT
+    while True:
+        yield wait * random.uniform(0.5, 1.5)
+        wait = min(2 * wait, LONGEST_WAIT)

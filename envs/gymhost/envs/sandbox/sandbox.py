@@ -1,0 +1,314 @@
+"""A sandbox, as its users see it."""
+
+import asyncio
+import builtins
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Protocol, Self
+
+from gymhost.envs.sandbox.backend import Container
+from gymhost.envs.sandbox.commands import OUTPUT_LIMIT, TIMEOUT, Commands
+from gymhost.envs.sandbox.files import Files
+from gymhost.envs.sandbox.python_session import PythonSession
+from gymhost.envs.sandbox.results import CommandResult, FileInfo, Usage
+from gymhost.envs.sandbox.shell import Shell
+from gymhost.envs.sandbox.snapshots import Snapshot, TarSnapshot
+from gymhost.envs.sandbox.spec import SandboxSpec
+from gymhost.envs.sandbox.trees import Download
+from gymhost.wire.errors import InvalidArgument
+
+__all__ = ["Sandbox"]
+
+MIB = 2**20
+
+SNAPSHOT_TIMEOUT = 120.0
+
+
+class Create(Protocol):
+    """Makes a sandbox of the same backend, as `gymhost.envs.sandbox.create` does."""
+
+    async def __call__(self, spec: SandboxSpec, *, snapshot: Snapshot | None, timeout: float) -> "Sandbox":
+        """Makes it."""
+        ...
+
+
+class Sandbox:
+    """A place where code runs that nobody trusts, made by `gymhost.envs.sandbox.create`.
+
+    What is done with it may come from any event loop, but from one thread at a time; `kill` may come from any. It is
+    ended when it is destroyed, when `async with` is left, when nobody holds it or a shell or a Python of it any more,
+    and when the session of a server ends that it was made in.
+
+    Where methods for commands and files are cancelled, what they began in the sandbox is stopped first, and it can be
+    used on. They all raise `SandboxLost` when the sandbox is gone, which is then so for good.
+
+    Attributes:
+        id: A name that tells it from others in logs.
+        spec: What was asked for.
+        backend: The name of its backend.
+        limits_in_force: How each limit is held, by the names of the attributes of `Limits`, and `seccomp`, `user` and
+            `network`; an empty text where it is not.
+        queued_seconds: How long its making waited for its turn.
+        created_seconds: How long its making took then.
+    """
+
+    def __init__(
+        self, commands: Commands, *, backend: str, create: Create, queued_seconds: float, created_seconds: float
+    ) -> None:
+        self._commands = commands
+        self._container = container = commands.container
+        self._create = create
+        self._files = Files(commands.run)
+        self.id = container.id
+        self.spec = container.spec
+        self.backend = backend
+        self.limits_in_force: Mapping[str, str] = container.limits_in_force
+        self.queued_seconds = queued_seconds
+        self.created_seconds = created_seconds
+        self._end = weakref.finalize(self, container.kill)
+
+    @classmethod
+    async def begin(
+        cls,
+        container: Container,
+        snapshot: Snapshot | None = None,
+        *,
+        backend: str,
+        create: Create,
+        queued_seconds: float = 0.0,
+        created_seconds: float = 0.0,
+    ) -> Self:
+        """Takes over a container that was just made; where this fails, it is the caller's to end.
+
+        Args:
+            container: The container.
+            snapshot: What it was made from.
+            backend: The name of its backend.
+            create: Makes others like it.
+            queued_seconds: How long its making waited for its turn.
+            created_seconds: How long its making took then.
+
+        Raises:
+            CommandTimeout: It took too long to write what the snapshot has.
+            InvalidArgument: The snapshot was discarded.
+            OSError: Not all that the snapshot has could be written.
+            SandboxLost: It ended.
+            SandboxUnavailable: It does not answer, or its image lacks bash or coreutils.
+        """
+        commands = Commands(container)
+        await commands.begin()
+        if isinstance(snapshot, TarSnapshot):
+            await snapshot.restore(commands.run)
+        return cls(
+            commands, backend=backend, create=create, queued_seconds=queued_seconds, created_seconds=created_seconds
+        )
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is there, as far as is known without asking."""
+        return self._end.alive and self._container.alive
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: bytes | str = b"",
+        timeout: float = TIMEOUT,
+        output_limit: int = OUTPUT_LIMIT,
+        env: Mapping[str, str] | None = None,
+        cwd: str | PurePath | None = None,
+    ) -> CommandResult:
+        """Runs a command in a process of its own. Up to eight run at once; more wait.
+
+        Args:
+            command: A program and its arguments; or a text, which bash runs.
+            stdin: What it can read from standard input; text goes as UTF-8.
+            timeout: Seconds after which it is stopped, with all that it started.
+            output_limit: How many bytes of standard output, and of standard error, are kept: the first and the last.
+                A command that writes far more is stopped.
+            env: Environment variables that it has besides those of `spec`.
+            cwd: The folder that it runs in, from the working folder on. If there is none its exit status is 126.
+
+        Returns:
+            How it ended. What it left running in the background, without a limit, goes on.
+
+        Raises:
+            InvalidArgument: The command is empty, something has a NUL character, or a limit is none.
+            SandboxLost: The sandbox is gone.
+        """
+        return await self._commands.run(
+            command,
+            stdin=stdin.encode() if isinstance(stdin, str) else stdin,
+            timeout=timeout,
+            output_limit=output_limit,
+            env=env,
+            cwd=None if cwd is None else str(cwd),
+        )
+
+    async def shell(self) -> Shell:
+        """Starts a shell whose variables and working folder last. A sandbox may have several.
+
+        Raises:
+            SandboxLost: The sandbox is gone.
+            SandboxUnavailable: It could not be started.
+        """
+        shell = Shell(self._commands, self)
+        await shell.begin()
+        return shell
+
+    async def python(self, *, executable: str = "python3") -> PythonSession:
+        """Starts a Python whose variables last. A sandbox may have several.
+
+        Args:
+            executable: What it is called in the sandbox.
+
+        Raises:
+            SandboxLost: The sandbox is gone.
+            SandboxUnavailable: There is none, or it could not be started.
+        """
+        session = PythonSession(self._commands, self, executable)
+        await session.begin()
+        return session
+
+    async def read(self, path: str | PurePath, *, limit: int = 16 * MIB, timeout: float = TIMEOUT) -> bytes:
+        """Reads a file: see `Files.read`."""
+        return await self._files.read(path, limit=limit, timeout=timeout)
+
+    async def read_text(
+        self, path: str | PurePath, *, limit: int = 16 * MIB, errors: str = "replace", timeout: float = TIMEOUT
+    ) -> str:
+        """Reads a file as UTF-8: see `Files.read_text`."""
+        return await self._files.read_text(path, limit=limit, errors=errors, timeout=timeout)
+
+    async def write(
+        self, path: str | PurePath, data: bytes | str, *, mode: int | None = None, timeout: float = TIMEOUT
+    ) -> None:
+        """Writes a file as a whole: see `Files.write`."""
+        await self._files.write(path, data, mode=mode, timeout=timeout)
+
+    async def list(
+        self, path: str | PurePath = ".", *, depth: int = 1, limit: int = 16 * MIB, timeout: float = TIMEOUT
+    ) -> list[FileInfo]:
+        """Lists what is in a folder: see `Files.list`."""
+        return await self._files.list(path, depth=depth, limit=limit, timeout=timeout)
+
+    async def remove(self, path: str | PurePath, *, timeout: float = TIMEOUT) -> None:
+        """Removes a file, or a folder with all that is in it: see `Files.remove`."""
+        await self._files.remove(path, timeout=timeout)
+
+    async def upload(
+        self,
+        source: Path | Mapping[str, bytes | str],
+        target: str | PurePath = ".",
+        *,
+        limit: int = 256 * MIB,
+        timeout: float = 2 * TIMEOUT,
+    ) -> None:
+        """Puts a folder of the host, or files by name, into a folder of the sandbox: see `Files.upload`."""
+        await self._files.upload(source, target, limit=limit, timeout=timeout)
+
+    async def download(
+        self,
+        source: str | PurePath,
+        target: Path,
+        *,
+        limit: int = 64 * MIB,
+        entries: int = 10_000,
+        timeout: float = 2 * TIMEOUT,
+    ) -> Download:
+        """Brings what is in a folder of the sandbox to a folder of the host: see `Files.download`."""
+        return await self._files.download(source, target, limit=limit, entries=entries, timeout=timeout)
+
+    async def snapshot(self, *, timeout: float = SNAPSHOT_TIMEOUT) -> Snapshot:
+        """Keeps the files that it has written: `create(spec, snapshot=...)` makes sandboxes that begin with them.
+
+        Programs that run meanwhile may be half-way through writing. Files under writable mounts are no part of it.
+        Where the backend can't keep files by itself (Docker, local), they are read: those in the working folder and
+        /tmp that the sandbox's user can read.
+
+        Args:
+            timeout: Seconds that it may take, where files are read.
+
+        Raises:
+            CommandTimeout: It took longer.
+            SandboxLost: The sandbox is gone.
+            OSError: Files could not be read.
+        """
+        self._commands.check()
+        snapshot = await self._container.snapshot()
+        if snapshot is not None:
+            return snapshot
+        # Without process namespaces /tmp is the host's.
+        folders = (".", "/tmp") if self._container.init == 1 else (".",)
+        # A tar is somewhat larger than what is in it.
+        limit = 2 * self.spec.limits.disk + 16 * MIB
+        return await TarSnapshot.take(self._commands.run, folders, limit=limit, timeout=timeout)
+
+    async def fork(self, number: int = 1, *, timeout: float = SNAPSHOT_TIMEOUT) -> "builtins.list[Sandbox]":
+        """Makes sandboxes that begin with the files of this one. What runs in this one does not run in them.
+
+        Args:
+            number: How many.
+            timeout: Seconds that it may take to keep the files, and then to make all of them.
+
+        Raises:
+            CapacityExhausted: The time passed before there was room for them.
+            CommandTimeout: It took longer to keep the files.
+            InvalidArgument: The number is below 1.
+            SandboxLost: The sandbox is gone, or a new one.
+            SandboxUnavailable: One could not be made; then there is none.
+            OSError: Files could not be read or written.
+        """
+        if number < 1:
+            raise InvalidArgument(f"the number of forks must be at least 1, not {number}")
+        snapshot = await self.snapshot(timeout=timeout)
+        makings = [asyncio.create_task(self._make(snapshot, timeout)) for _ in range(number)]
+        try:
+            return await asyncio.gather(*makings)
+        except BaseException:
+            await _undo(makings)
+            raise
+        finally:
+            await snapshot.discard()
+
+    async def _make(self, snapshot: Snapshot, timeout: float) -> "Sandbox":
+        return await self._create(self.spec, snapshot=snapshot, timeout=timeout)
+
+    async def usage(self) -> Usage:
+        """Returns what it uses now.
+
+        Raises:
+            SandboxLost: The sandbox is gone.
+        """
+        self._commands.check()
+        return await self._container.usage()
+
+    async def destroy(self) -> None:
+        """Ends all that runs in it and removes all that it wrote.
+
+        Whoever waits for something in it is told that it is lost. Bounded. May be called twice.
+        """
+        self.kill()
+        await self._container.destroy()
+
+    def kill(self) -> None:
+        """Begins what `destroy` does, from any thread and without waiting."""
+        self._commands.close()
+        self._container.kill()
+        self._end.detach()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.destroy()
+
+
+async def _undo(makings: "list[asyncio.Task[Sandbox]]") -> None:
+    """Ends what was made of a number of sandboxes that can't all be had."""
+    for making in makings:
+        making.cancel()
+    for made in await asyncio.gather(*makings, return_exceptions=True):
+        if isinstance(made, Sandbox):
+            made.kill()
