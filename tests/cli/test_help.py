@@ -96,6 +96,7 @@ def test_the_installed_command_is_the_same():
         (("serve", "--nonsense"), "No such option"),
         (("serve", "--max-payload", "much"), "'much' is no size: write 64MiB"),
         (("serve", "--workers", "some"), "'some' is not a valid integer"),
+        (("serve", "--sandbox-option", "runtime"), "'runtime' is not NAME=VALUE"),
         (("serve", "--config", "not_there.toml"), "does not exist"),
         (("check", "some/Env-v0", "--kwargs", "size"), "neither a JSON object nor KEY=VALUE"),
         (("check", "some/Env-v0", "--kwargs", "{size"), "no JSON object"),

@@ -98,6 +98,11 @@ def test_it_says_how_to_connect():
         assert f'gymhost.client.connect("{running.address}")' in running.line
 
 
+def test_it_says_that_local_sandboxes_contain_nothing():
+    with serving("--sandbox", "local") as running:
+        assert "warning: --sandbox local contains nothing" in running.stderr.readline()
+
+
 def test_modules_are_found_in_the_current_folder_first_then_in_app_dirs(tmp_path: Path):
     for folder in ("here", "there"):
         (tmp_path / folder).mkdir()
@@ -121,6 +126,8 @@ some_module other_module --address 127.0.0.1:7000 --workers 3 --app-dir there --
 --capacity 10 --queue-timeout 1.5 --lease 50 --heartbeat 7 --max-payload 2MiB --grace 4 --worker-liveness 9
 --log-level debug --attributes CartPole-*=gravity,length --attributes test/Knobs-v0=* --attributes CartPole-*=dt
 --wrapper some_module:Noise --wrapper other_module:Rest
+--sandbox docker --sandbox-option runtime=runsc --sandbox-option base_url=unix:///run/docker.sock
+--sandbox-creations 3 --sandbox-spares 2
 """
 FILE = """
 modules = ["some_module", "other_module"]
@@ -137,6 +144,13 @@ grace = 4
 worker_liveness = 9
 log_level = "debug"
 wrappers = ["some_module:Noise", "other_module:Rest"]
+sandbox = "docker"
+sandbox_creations = 3
+sandbox_spares = 2
+
+[sandbox_options]
+runtime = "runsc"
+base_url = "unix:///run/docker.sock"
 
 [attributes]
 "CartPole-*" = ["gravity", "length", "dt"]
@@ -187,6 +201,10 @@ def test_a_file_says_the_same_as_options(configure: Any, tmp_path: Path):
         log_level="debug",
         attributes={"CartPole-*": ("gravity", "length", "dt"), "test/Knobs-v0": ("*",)},
         wrappers=("some_module:Noise", "other_module:Rest"),
+        sandbox="docker",
+        sandbox_options={"runtime": "runsc", "base_url": "unix:///run/docker.sock"},
+        sandbox_creations=3,
+        sandbox_spares=2,
     )
 
 
@@ -220,6 +238,13 @@ def test_the_variable_gives_a_token(configure: Any, monkeypatch: pytest.MonkeyPa
         ("attributes = {'CartPole-v1' = ['_state']}", "attributes of 'CartPole-v1' must be public names, not '_state'"),
         ("wrappers = 'a:B'", "wrappers must be a list of texts"),
         ("wrappers = ['TimeLimit']", "a wrapper is MODULE:CLASS, not 'TimeLimit' (--wrapper)"),
+        (
+            "sandbox = 'jail'",
+            "sandbox must be one of bubblewrap, docker, local, or MODULE:CLASS, not 'jail' (--sandbox)",
+        ),
+        ("sandbox_options = {runtime = 1}", "sandbox_options must be a table of texts"),
+        ("sandbox_creations = 0", "sandbox_creations must be above 0, not 0"),
+        ("sandbox_spares = -1", "sandbox_spares must not be negative, not -1"),
         ("lease = 20", "lease (20 s) must be at least twice heartbeat (15 s)"),
         ("address = 'everywhere'", "an address is HOST:PORT or unix:PATH, not 'everywhere'"),
         ("log_level = 'loud'", "log_level must be one of debug, info, warning, error"),

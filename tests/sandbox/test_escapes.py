@@ -15,6 +15,8 @@ from support import attacks
 from support.arena import MARK, Arena, an_arena
 from support.server import PATIENCE, until
 
+PYTHON = str(Path(sys.executable).resolve())
+
 
 @pytest.fixture
 async def arena() -> AsyncGenerator[Arena]:
@@ -156,7 +158,7 @@ async def test_programs_that_give_rights_give_none(arena: Arena) -> None:
 async def test_a_process_that_is_put_into_the_sandbox_shows_nothing_of_the_host(arena: Arena) -> None:
     # What the process that makes others has in its memory, and is nowhere in a sandbox.
     module = "gymhost.envs.sandbox.bubblewrap"
-    arguments = [module.encode().hex(), __file__, str(Path(sys.executable).resolve())]
+    arguments = [module.encode().hex(), __file__, PYTHON]
     prying = asyncio.create_task(arena.python(attacks.PRYING, "4", *arguments, timeout=30.0))
     while not prying.done():
         shell = await arena.attacked.shell()

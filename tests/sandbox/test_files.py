@@ -1,20 +1,20 @@
 """Files of a sandbox: exact, whole, and never the host's."""
 
 import asyncio
-import errno
-import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gymhost.envs.sandbox.sandbox import Sandbox
+from gymhost.envs.sandbox import CommandResult, Sandbox
+from gymhost.envs.sandbox.files import Files
 from gymhost.wire.errors import CommandTimeout, InvalidArgument, SandboxUnavailable, TooLarge
 from support.sandboxes import BACKENDS, fresh_sandbox
 
 MIB = 2**20
 EVERY_BYTE = bytes(range(256))
-ODD_NAMES = ["-rf", "-", "a b", "it's \"$(id)\"`id`", "new\nline", "\\", "*", "ü", "\udcff\udcfe", " ", "~", "x" * 255]
+ODD_NAMES = ["-rf", "-", "a b", 'it\'s "$(id)"`id`', "new\nline", "\\", "*", "ü", "\udcff\udcfe", " ", "~", "x" * 255]
 
 
 @pytest.fixture(params=BACKENDS)
@@ -114,7 +114,7 @@ async def test_a_file_above_the_limit_is_refused(sandbox: Sandbox):
     assert len(await sandbox.read("file", limit=1000)) == 1000
     with pytest.raises(TooLarge, match=r"more than 999 bytes: raise limit="):
         await sandbox.read("file", limit=999)
-    await sandbox.run("truncate -s 1T huge")
+    await sandbox.run("truncate -s 200M huge")
     with pytest.raises(TooLarge):
         await sandbox.read("huge", limit=MIB)
     assert await sandbox.read("file") == b"x" * 1000
@@ -144,12 +144,11 @@ async def test_a_link_is_written_through_inside(sandbox: Sandbox):
 
 
 async def test_a_write_that_fails_leaves_what_was_there(sandbox: Sandbox):
-    await sandbox.run("echo old > file; truncate -s 20M big")
-    # The size of a file is limited for this one write as the disk would be.
-    with pytest.raises(CommandTimeout, match="timeout=0.001"):
+    await sandbox.write("file", "old")
+    with pytest.raises(CommandTimeout, match=r"timeout=0\.001"):
         await sandbox.write("file", b"x" * 30 * MIB, timeout=0.001)
-    assert await sandbox.read("file") == b"old\n"
-    assert await files_in(sandbox) == ["big", "file"]
+    assert await sandbox.read("file") == b"old"
+    assert await files_in(sandbox) == ["file"]
 
 
 async def test_a_cancelled_write_leaves_what_was_there(sandbox: Sandbox):
@@ -171,7 +170,9 @@ async def test_several_at_once(sandbox: Sandbox):
 
 
 async def test_a_list_tells_of_each_file(sandbox: Sandbox):
-    await sandbox.run("mkdir -p a/b/c; echo hello > a/f; chmod 640 a/f; ln -s /etc a/l; mkfifo a/p; touch -d @1700000000.5 a/f")
+    await sandbox.run(
+        "mkdir -p a/b/c; echo hello > a/f; chmod 640 a/f; ln -s /etc a/l; mkfifo a/p; touch -d @1700000000.5 a/f"
+    )
     infos = {info.path: info for info in await sandbox.list(depth=2)}
     assert list(infos) == ["a", "a/b", "a/f", "a/l", "a/p"]
     file = infos["a/f"]
@@ -188,8 +189,8 @@ async def test_a_list_tells_of_each_file(sandbox: Sandbox):
 
 
 async def test_a_name_can_not_feign_other_files_in_a_list(sandbox: Sandbox):
-    await sandbox.write("x\n81a4 5 1.0 ./feigned", "")
-    assert await files_in(sandbox) == ["x\n81a4 5 1.0 ./feigned"]
+    await sandbox.write("x\n81a4 5 1.0 feigned", "")
+    assert await files_in(sandbox) == ["x\n81a4 5 1.0 feigned"]
 
 
 async def test_a_folder_is_removed_with_all_in_it_and_links_are_not_followed(sandbox: Sandbox):
@@ -206,19 +207,18 @@ async def test_a_folder_of_files_goes_in_and_comes_out(sandbox: Sandbox, tmp_pat
     (source / "run.sh").chmod(0o755)
     (source / "sub" / "data").write_bytes(EVERY_BYTE * 40_000)
     (source / "sub" / "link").symlink_to("../run.sh")
-    odd = os.fsencode(source) + b"/\xff\n-x"
-    Path(os.fsdecode(odd)).write_text("odd")
+    (source / "\udcff\n-x").write_text("odd")
     await sandbox.upload(source, "there/in")
     assert (await sandbox.run(["there/in/run.sh"])).stdout == "ran\n"
-    assert (await sandbox.run("touch there/in/sub/empty/own && stat -c %u there/in/run.sh && id -u")).exit_status == 0
+    assert (await sandbox.run('[ "$(stat -c %u there/in/run.sh)" = "$(id -u)" ]')).ok
     download = await sandbox.download("there", tmp_path / "back")
     assert download.complete
-    assert (download.files, download.size) == (5, 19 + 256 * 40_000 + 3)
+    assert (download.files, download.size) == (4, 19 + 256 * 40_000 + 3)
     back = tmp_path / "back" / "in"
     assert (back / "sub" / "data").read_bytes() == EVERY_BYTE * 40_000
     assert (back / "sub" / "link").readlink() == Path("../run.sh")
     assert (back / "run.sh").stat().st_mode & 0o777 == 0o755
-    assert Path(os.fsdecode(os.fsencode(back) + b"/\xff\n-x")).read_text() == "odd"
+    assert (back / "\udcff\n-x").read_text() == "odd"
     assert (back / "sub" / "empty").is_dir()
 
 
@@ -250,7 +250,7 @@ async def test_a_download_says_what_it_leaves_out(sandbox: Sandbox, tmp_path: Pa
     few = await sandbox.download("d", tmp_path / "few", entries=3)
     assert few.left_out[-1].reason == "the rest: there are more than entries=3"
     with pytest.raises(FileExistsError):
-        await sandbox.download("d", tmp_path / "few")
+        await sandbox.download("d", tmp_path / "out")
     with pytest.raises(FileNotFoundError):
         await sandbox.download("nothing", tmp_path / "nothing")
     with pytest.raises(NotADirectoryError):
@@ -258,32 +258,25 @@ async def test_a_download_says_what_it_leaves_out(sandbox: Sandbox, tmp_path: Pa
 
 
 async def test_a_download_of_more_than_fits_ends(sandbox: Sandbox, tmp_path: Path):
-    await sandbox.run("echo a > a; truncate -s 1T z; mkfifo fifo")
+    await sandbox.run("echo a > a; truncate -s 200M z; mkfifo fifo")
     download = await sandbox.download(".", tmp_path / "out", limit=MIB)
     assert not download.complete
     assert "z" not in {path.name for path in (tmp_path / "out").iterdir()}
 
 
 @pytest.mark.parametrize("program", ["head", "tar", "find"])
-async def test_a_program_that_is_missing_is_named(program: str):
-    async with fresh_sandbox("local") as sandbox:
-        folder = (await sandbox.run("pwd")).stdout.strip()
-        await sandbox.run(f"mkdir bin; for p in /bin/*; do [ ${{p##*/}} = {program} ] || ln -s $p bin/; done")
-        real = sandbox._files._run
+async def test_a_program_that_is_missing_is_named(sandbox: Sandbox, program: str):
+    await sandbox.run(f"mkdir bin; for p in /bin/*; do [ ${{p##*/}} = {program} ] || ln -s $p bin/; done")
+    folder = (await sandbox.run("cd bin; pwd")).stdout.strip()
 
-        async def run(command, **arguments):
-            return await real(command, **{**arguments, "env": {**arguments.get("env", {}), "PATH": f"{folder}/bin"}})
+    async def run(
+        command: Sequence[str] | str, *, env: Mapping[str, str] | None = None, **arguments: Any
+    ) -> CommandResult:
+        return await sandbox.run(command, env={**(env or {}), "PATH": folder}, **arguments)
 
-        sandbox._files._run = run
-        operation = {"head": sandbox.read("bin/cat"), "tar": sandbox.upload({"a": ""}), "find": sandbox.list()}
-        for name, called in operation.items():
-            if name == program:
-                with pytest.raises(SandboxUnavailable, match=program):
-                    await called
-            else:
-                called.close()
-
-
-def test_errors_are_those_of_the_operating_system():
-    assert issubclass(PermissionError, OSError)
-    assert errno.ENOSPC
+    files = Files(run)
+    operation = {"head": lambda: files.read("bin/cat"), "tar": lambda: files.upload({"a": ""}), "find": files.list}[
+        program
+    ]
+    with pytest.raises(SandboxUnavailable, match=program):
+        await operation()

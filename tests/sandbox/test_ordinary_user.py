@@ -52,7 +52,7 @@ async def test_a_command_that_takes_too_long_is_killed_with_what_it_started(user
 
 _OPERATIONS = """
 import asyncio, json, os
-from gymhost.envs.sandbox import Limits, SandboxSpec, close, create
+from gymhost.envs.sandbox import Limits, SandboxSpec, create
 
 async def main():
     said = {}
@@ -76,7 +76,6 @@ async def main():
     said["in force"] = dict(sandbox.limits_in_force)
     await copy.destroy()
     await sandbox.destroy()
-    await close()
     print(json.dumps(said))
 
 asyncio.run(main())

@@ -6,9 +6,10 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
+from gymhost.envs.sandbox.pool import Pool
 from gymhost.envs.sandbox.sandbox import Sandbox
 from gymhost.wire.errors import InvalidArgument, SandboxLost
-from support.sandboxes import BACKENDS, ISOLATING, fresh_sandbox
+from support.sandboxes import BACKENDS, ISOLATING, fresh_sandbox, make_backend
 
 
 @pytest.fixture(params=BACKENDS)
@@ -62,7 +63,9 @@ async def test_the_exit_status_is_exact(sandbox: Sandbox, command: str | list[st
 
 async def test_the_command_of_a_run_can_be_long(sandbox: Sandbox):
     text = "".join(f"# {number}\n" for number in range(100_000))
-    result = await sandbox.run(f"{text}echo it\\'s $((6 * 7)); cat; ls -l /proc/self/fd | tail -n +2 | wc -l", stdin="in\n")
+    result = await sandbox.run(
+        f"{text}echo it\\'s $((6 * 7)); cat; ls -l /proc/self/fd | tail -n +2 | wc -l", stdin="in\n"
+    )
     assert (result.stdout, result.stderr) == ("it's 42\nin\n4\n", "")
 
 
@@ -184,9 +187,7 @@ async def test_what_a_command_does_to_its_group_it_does_to_itself(sandbox: Sandb
 
 
 @pytest.mark.parametrize("signal", ["KILL 0", "KILL -1", "STOP -1"])
-async def test_whoever_ends_what_runs_commands_ends_its_own_and_no_more(
-    isolating_sandbox: Sandbox, signal: str
-):
+async def test_whoever_ends_what_runs_commands_ends_its_own_and_no_more(isolating_sandbox: Sandbox, signal: str):
     sandbox = isolating_sandbox
     for _ in range(3):
         # The second one of two is not run by the first process of the container.
@@ -250,7 +251,9 @@ async def test_a_second_cancel_does_not_wait_and_leaves_it_usable(sandbox: Sandb
         ("true", {"cwd": "\0"}),
     ],
 )
-async def test_what_can_not_be_meant_is_refused(sandbox: Sandbox, command: str | list[str], settings: dict[str, object]):
+async def test_what_can_not_be_meant_is_refused(
+    sandbox: Sandbox, command: str | list[str], settings: dict[str, object]
+):
     with pytest.raises(InvalidArgument):
         await sandbox.run(command, **settings)  # pyright: ignore[reportArgumentType]
     assert (await sandbox.run("echo fine")).stdout == "fine\n"
@@ -271,10 +274,10 @@ async def test_a_sandbox_that_is_destroyed_says_so_at_once(sandbox: Sandbox):
 
 
 def test_it_belongs_to_no_event_loop():
-    pool = fresh_sandbox("local")
+    pool = Pool(make_backend("local"))
     with asyncio.Runner() as first:
-        sandbox = first.run(pool.__aenter__())
+        sandbox = first.run(pool.create())
         first.run(sandbox.run("echo 1 > file"))
     with asyncio.Runner() as second:
         assert second.run(sandbox.run("cat file")).stdout == "1\n"
-        second.run(pool.__aexit__(None, None, None))
+        second.run(pool.close())

@@ -88,13 +88,16 @@ def in_namespace(link: str) -> list[int]:
 
 
 def marked(mark: str) -> list[int]:
-    """The processes of this machine with a mark on their command line, without those that have ended."""
-    found: list[int] = []
-    for process in Path("/proc").glob("[0-9]*"):
+    """The processes of this machine with a mark on their command line or in their environment; dead ones have none."""
+    return [int(process.name) for process in Path("/proc").glob("[0-9]*") if mark.encode() in _told(process)]
+
+
+def _told(process: Path) -> bytes:
+    said = b""
+    for name in ("cmdline", "environ"):
         with contextlib.suppress(OSError):
-            if mark.encode() in (process / "cmdline").read_bytes():
-                found.append(int(process.name))
-    return found
+            said += (process / name).read_bytes()
+    return said
 
 
 @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""A backend that has no room for many at once, and environments whose episodes each begin with a sandbox of their own."""
+"""A backend that has no room for many at once, and environments with a sandbox an episode."""
 
 import asyncio
 import contextlib
@@ -115,7 +115,7 @@ class Shells(Container):
         from_stdout, stdout = os.pipe()
         from_stderr, stderr = os.pipe()
         try:
-            process = subprocess.Popen(argv, stdin=stdin, stdout=stdout, stderr=stderr, env=env)
+            process = subprocess.Popen(argv, stdin=stdin, stdout=stdout, stderr=stderr, env=env)  # noqa: ASYNC220
         finally:
             for end in (stdin, stdout, stderr):
                 os.close(end)

@@ -34,10 +34,10 @@ class Workbench(ToolEnv):
         self, *, limits: dict[str, Any] | None = None, env: dict[str, str] | None = None, pass_env: tuple[str, ...] = ()
     ) -> None:
         super().__init__()
-        self.spec = SandboxSpec(limits=Limits(**(limits or {})), env=env or {}, pass_env=tuple(pass_env))
+        self.wanted = SandboxSpec(limits=Limits(**(limits or {})), env=env or {}, pass_env=tuple(pass_env))
 
     async def setup(self, task: Task) -> None:
-        self.sandbox = await create(self.spec)
+        self.sandbox = await create(self.wanted)
 
     async def teardown(self) -> None:
         if self.sandbox is not None:

@@ -9,7 +9,7 @@ from gymhost.envs.sandbox.pool import Pool
 from gymhost.envs.sandbox.sandbox import Sandbox
 
 # Those that keep what runs inside from the host, and its first process from what runs inside.
-ISOLATING = ()
+ISOLATING = ("bubblewrap",)
 BACKENDS = (*ISOLATING, "local")
 
 

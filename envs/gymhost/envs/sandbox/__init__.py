@@ -7,7 +7,7 @@ await sandbox.destroy()
 
 from gymhost.envs.sandbox.backend import Backend, Container, Stream, StreamEnded
 from gymhost.envs.sandbox.pool import Pool
-from gymhost.envs.sandbox.python_session import PythonSession
+from gymhost.envs.sandbox.python_session import PythonSession, interpreter_mounts
 from gymhost.envs.sandbox.registry import backend, create, keep_spares
 from gymhost.envs.sandbox.results import CommandResult, FileInfo, Image, PythonResult, Usage
 from gymhost.envs.sandbox.sandbox import Sandbox
@@ -35,5 +35,6 @@ __all__ = [
     "Usage",
     "backend",
     "create",
+    "interpreter_mounts",
     "keep_spares",
 ]

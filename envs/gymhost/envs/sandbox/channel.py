@@ -6,6 +6,8 @@ Whoever calls makes up a name for each call that nobody can guess, and the proce
     \x1e<nonce>\n                                                 on standard error
 
 What comes before is the output of the call. Output that looks like such a line ends nothing, since its nonce is wrong.
+Where a line has a `+` at its end there is another one to come; its status is the one that counts, and what is between
+the two is no output.
 """
 
 import asyncio
@@ -222,6 +224,8 @@ class _Output:
 
     def _finish(self, line: bytes) -> bool:
         status, _, length = line.strip().partition(b" ")
+        if self._out.first and not self._out.which:
+            status = self._out.first.strip()
         size = int(length) if length.isdigit() else 0
         if len(self._out.after) < size <= PAYLOAD_LIMIT:
             return False
@@ -245,6 +249,8 @@ class _Scan:
         self._found = False
         self.which = 0
         self.line: bytes | None = None
+        # The line before it, which had a `+`.
+        self.first = b""
         self.after: bytearray = bytearray()
 
     def take(self, data: bytes) -> None:
@@ -258,11 +264,14 @@ class _Scan:
             data = self._find(data)
         if self._found:
             line, newline, after = data.partition(b"\n")
-            if newline:
+            if not newline:
+                self._carry = data
+            elif line.endswith(b"+") and not self.which:
+                self.first, self._found, self._kept = line[:-1], False, _Kept(0)
+                self.take(after)
+            else:
                 self.line = line
                 self.after += after
-            else:
-                self._carry = data
 
     def close(self) -> None:
         if not self._found:

@@ -202,7 +202,6 @@ class Commands:
             since: When the command began that is to be ended, by `time.monotonic`; None spares what has lost its
                 parents and takes all the rest.
         """
-        self._drop(watched.channel)
         try:
             await self.processes.stop(
                 watched.place,
@@ -211,7 +210,7 @@ class Commands:
                 condemned=(watched.place, watched.watcher),
             )
         finally:
-            self.processes.discard(watched.place, watched.watcher)
+            self.forget(watched)
 
     def forget(self, watched: Watched) -> None:
         """Drops a process of ours that has ended by itself."""

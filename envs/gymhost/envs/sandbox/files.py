@@ -20,12 +20,13 @@ MIB = 2**20
 
 # Programs' messages in English, and names of files as the bytes that they are.
 _ENV = {"LC_ALL": "C", "TAR_OPTIONS": "--format=gnu"}
-_IS_FOLDER, _IS_NO_FILE, _READ_ONLY, _SHORT = 41, 42, 43, 44
+_IS_FOLDER, _IS_NO_FILE, _READ_ONLY, _SHORT, _NO_FOLDER = 41, 42, 43, 44, 45
 _STATUSES = {
     _IS_FOLDER: (errno.EISDIR, "Is a directory"),
     _IS_NO_FILE: (errno.EINVAL, "Not a regular file but a device, a FIFO or a socket"),
     _READ_ONLY: (errno.EACCES, "Permission denied"),
     _SHORT: (errno.EIO, "Not all of it was written"),
+    _NO_FOLDER: (errno.ENOTDIR, "Not a directory"),
 }
 # What ends the messages of the sandbox's programs: as the GNU library puts it, and where musl's words are others.
 _ERRORS = {os.strerror(code): code for code in errno.errorcode} | {
@@ -58,6 +59,7 @@ if [ -e "$1" ]; then
   [ -w "$1" ] || exit {_READ_ONLY}
   mode=${{3:-$(stat -c %a "$1")}}
 fi
+[ -e "${{1%/*}}" ] && [ ! -d "${{1%/*}}" ] && exit {_NO_FOLDER}
 [ -d "${{1%/*}}/" ] || mkdir -p "${{1%/*}}/" || exit
 beside=${{1%/*}}/$2
 trap 'rm -f "$beside"' EXIT

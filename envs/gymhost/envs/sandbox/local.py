@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging
 import os
+import queue
 import secrets
 import signal
 import socket
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
@@ -20,10 +22,10 @@ from pathlib import Path
 
 from gymhost.envs.sandbox.backend import RUNNER, Backend, Container, Stream, StreamEnded
 from gymhost.envs.sandbox.local_reaper import END_LIMIT, descendants
-from gymhost.envs.sandbox.streams import PipeStream
 from gymhost.envs.sandbox.results import Usage
 from gymhost.envs.sandbox.snapshots import Snapshot
 from gymhost.envs.sandbox.spec import SandboxSpec
+from gymhost.envs.sandbox.streams import PipeStream
 from gymhost.wire.errors import InvalidArgument, SandboxLost, SandboxUnavailable
 
 __all__ = ["Local"]
@@ -32,6 +34,8 @@ log = logging.getLogger("gymhost.envs.sandbox")
 
 # Seconds that the start of a process may take.
 START_LIMIT = 30.0
+# Seconds between two looks at what is ending.
+LOOK_AGAIN = 0.005
 # The most bytes that a script of `control` may print.
 CONTROL_OUTPUT = 16 * 2**20
 
@@ -64,6 +68,10 @@ class Local(Backend):
         self._containers: weakref.WeakSet[LocalContainer] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._closed = False
+        # Those that were killed. A queue of this kind may be filled from a finalizer, where no thread could be started.
+        self._killed: queue.SimpleQueue[LocalContainer | None] = queue.SimpleQueue()
+        threading.Thread(target=_see_off, args=(self._killed,), name="gymhost-local", daemon=True).start()
+        weakref.finalize(self, self._killed.put, None).atexit = False
 
     async def problem(self) -> str | None:
         """Returns why this machine can't use it: that it is no Linux."""
@@ -84,7 +92,7 @@ class Local(Backend):
             raise InvalidArgument("the backend 'local' keeps no snapshots of its own")
         if (problem := await self.problem()) is not None:
             raise SandboxUnavailable(problem)
-        container = LocalContainer(spec)
+        container = LocalContainer(spec, self._killed)
         try:
             with self._lock:
                 if self._closed:
@@ -107,7 +115,7 @@ class Local(Backend):
 class LocalContainer(Container):
     """The processes below a reaper of their own."""
 
-    def __init__(self, spec: SandboxSpec) -> None:
+    def __init__(self, spec: SandboxSpec, killed: "queue.SimpleQueue[LocalContainer | None]") -> None:
         self.id = f"local-{secrets.token_hex(4)}"
         self._folder = tempfile.mkdtemp(prefix="gymhost-local-")
         self.spec = dataclasses.replace(spec, workdir=self._folder)
@@ -146,8 +154,8 @@ class LocalContainer(Container):
         finally:
             theirs.close()
         self.init = self._reaper.pid
-        self._lock = threading.Lock()
-        self._ending: threading.Thread | None = None
+        self._killed = killed
+        self._deadline = 0.0
         self._ended = threading.Event()
 
     async def start(self) -> None:
@@ -161,7 +169,7 @@ class LocalContainer(Container):
     @property
     def alive(self) -> bool:
         """Whether its reaper runs."""
-        return self._ending is None and self._reaper.poll() is None
+        return not self._deadline and self._reaper.poll() is None
 
     async def open(self, argv: Sequence[str], env: Mapping[str, str]) -> Stream:
         """Starts another process below the reaper."""
@@ -203,33 +211,28 @@ class LocalContainer(Container):
     async def destroy(self) -> None:
         """Ends all processes and removes the folder."""
         self.kill()
-        await asyncio.to_thread(self._ended.wait, END_LIMIT + START_LIMIT)
+        await asyncio.to_thread(self._ended.wait, END_LIMIT + 2 * START_LIMIT)
 
     def kill(self) -> None:
         """Begins to do so."""
-        with self._lock:
-            if self._ending is not None:
-                return
-            self._ending = threading.Thread(target=self._end, name=f"end-{self.id}", daemon=True)
-        # The reaper sees that and ends all, whatever becomes of this process.
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        # No thread can be started as Python ends; the reaper needs none.
-        with contextlib.suppress(RuntimeError):
-            self._ending.start()
+        if not self._deadline:
+            self._deadline = time.monotonic() + END_LIMIT + START_LIMIT
+            # The reaper sees that and ends all, whatever becomes of this process.
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            self._killed.put(self)
 
-    def _end(self) -> None:
-        """Waits until the reaper has ended all. On a thread of its own."""
-        with contextlib.suppress(ProcessLookupError):
-            self._reaper.send_signal(signal.SIGCONT)
-        try:
-            self._reaper.wait(END_LIMIT + START_LIMIT / 2)
-        except subprocess.TimeoutExpired:
+    def has_ended(self) -> bool:
+        """Whether nothing is left of one that was killed."""
+        if self._reaper.poll() is None:
+            if time.monotonic() < self._deadline:
+                return False
             log.error("the processes of %s did not end in time; their reaper is killed", self.id)
             self._reaper.kill()
             self._reaper.wait()
         self._socket.close()
         self._ended.set()
+        return True
 
     async def _open(self, argv: Sequence[str], env: Mapping[str, str]) -> tuple[int, PipeStream]:
         """Starts a process; its id, and its streams."""
@@ -268,6 +271,20 @@ class LocalContainer(Container):
 
     def _lost(self) -> SandboxLost:
         return SandboxLost(f"{self.id} is gone: it was destroyed, or its first process was ended")
+
+
+def _see_off(killed: "queue.SimpleQueue[LocalContainer | None]") -> None:
+    """Waits for the reapers of containers that were killed, so that none stays a zombie. On a thread of its own."""
+    left: set[LocalContainer] = set()
+    goes_on = True
+    while goes_on or left:
+        with contextlib.suppress(queue.Empty):
+            container = killed.get(timeout=LOOK_AGAIN if left else None)
+            if container is None:
+                goes_on = False
+            else:
+                left.add(container)
+        left = {container for container in left if not container.has_ended()}
 
 
 async def _read_all(pipe: int) -> bytes:

@@ -59,14 +59,13 @@ class Reaper:
     def end(self) -> None:
         """Ends all descendants and removes the folder."""
         deadline = time.monotonic() + END_LIMIT
-        while (left := descendants(os.getpid())) and time.monotonic() < deadline:
-            # Stopped ones can't have children while the others are looked for; new ones are found by the next round.
-            for number in (signal.SIGSTOP, signal.SIGKILL):
-                for pid in left:
-                    with contextlib.suppress(ProcessLookupError, PermissionError):
-                        os.kill(pid, number)
-            self._reap()
-            time.sleep(0.002)
+        # While there are any, one of them is a child, since orphans become children. What /proc shows proves nothing:
+        # processes that live shortly and begin others come and go between two looks.
+        while self._has_children() and time.monotonic() < deadline:
+            # Some kernels have no lists of children.
+            for pid in stopped(os.getpid()) or descendants(os.getpid()):
+                send(pid, signal.SIGKILL)
+            time.sleep(0.0002)
         remove(self._folder)
 
     def _serve(self) -> bool:
@@ -92,17 +91,52 @@ class Reaper:
     def _reap(self) -> bool:
         """Takes notice of the children that have ended; whether the first process is among them."""
         ended = False
-        try:
+        with contextlib.suppress(ChildProcessError):
             while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
                 ended = ended or pid == self._first
-        except ChildProcessError:
-            pass
         return ended
+
+    def _has_children(self) -> bool:
+        """Takes notice of the children that have ended; whether there are others."""
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return False
+        return True
+
+
+def stopped(root: int) -> list[int]:
+    """Stops all processes below one, each before its own children are looked for, and returns them."""
+    found: list[int] = []
+    unseen = children(root)
+    while unseen:
+        pid = unseen.pop()
+        send(pid, signal.SIGSTOP)
+        found.append(pid)
+        unseen += children(pid)
+    return found
+
+
+def send(pid: int, number: int) -> None:
+    """Sends a signal to a process, if it is there."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def children(pid: int) -> list[int]:
+    """The children of a process."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as listing:
+                found += map(int, listing.read().split())
+    return found
 
 
 def descendants(root: int) -> list[int]:
     """All processes below one, without those that have ended and wait to be reaped."""
-    children: dict[int, list[int]] = {}
+    below: dict[int, list[int]] = {}
     ended: set[int] = set()
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -112,16 +146,16 @@ def descendants(root: int) -> list[int]:
                 fields = status.read().rpartition(b")")[2].split()
         except OSError:
             continue
-        children.setdefault(int(fields[1]), []).append(int(name))
+        below.setdefault(int(fields[1]), []).append(int(name))
         # One whose main thread alone has ended runs on.
         if fields[0] in (b"Z", b"X") and int(fields[17]) < 2:
             ended.add(int(name))
     found: list[int] = []
     unseen = [root]
     while unseen:
-        below = children.get(unseen.pop(), [])
-        found += below
-        unseen += below
+        pids = below.get(unseen.pop(), [])
+        found += pids
+        unseen += pids
     return [pid for pid in found if pid not in ended]
 
 

@@ -2,20 +2,21 @@
 
 import asyncio
 import contextlib
+import functools
 import random
 import time
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
 from gymhost.envs.sandbox.backend import Backend, Container
 from gymhost.envs.sandbox.sandbox import Sandbox
 from gymhost.envs.sandbox.slots import Slots
-from gymhost.envs.sandbox.snapshots import Snapshot
+from gymhost.envs.sandbox.snapshots import Snapshot, TarSnapshot
 from gymhost.envs.sandbox.spares import Spares
 from gymhost.envs.sandbox.spec import SandboxSpec
-from gymhost.envs.sandboxing import CREATIONS, owner
+from gymhost.envs.sandboxing import CREATIONS, Scope, owner
 from gymhost.wire.errors import CapacityExhausted, SandboxLost, SandboxUnavailable
 
 __all__ = ["CREATE_TIMEOUT", "Pool"]
@@ -35,11 +36,15 @@ class Times:
         queued: Seconds that it waited for its turn, and between refusals.
         making: Seconds that making it took, refused attempts included.
         attempts: How often the backend was asked.
+        refusal: What it said last when it had no room.
+        began: When all that began.
     """
 
     queued: float = 0.0
     making: float = 0.0
     attempts: int = 0
+    refusal: str = ""
+    began: float = field(default_factory=time.monotonic)
 
 
 class Pool:
@@ -86,26 +91,21 @@ class Pool:
             SandboxLost: The session that it is for has ended.
         """
         spec = SandboxSpec() if spec is None else spec
+        if self._closed:
+            raise SandboxUnavailable("the pool of sandboxes is closed")
+        times = Times()
         scope = owner()
         with _Making() as making:
             if scope is not None:
                 scope.add(making)
-            container, times = await self._take_or_make(spec, snapshot, timeout)
+            limit = asyncio.timeout(timeout)
             try:
-                sandbox = await Sandbox.begin(
-                    container,
-                    snapshot,
-                    backend=self.backend.name,
-                    create=self.create,
-                    queued_seconds=times.queued,
-                    created_seconds=times.making,
-                )
-                if scope is not None:
-                    scope.add(sandbox)
-            except BaseException:
-                container.kill()
-                raise
-        return sandbox
+                async with limit:
+                    return await self._create(spec, snapshot, times, scope)
+            except TimeoutError as error:
+                if limit.expired():
+                    raise self._exhausted(times) from None
+                raise SandboxUnavailable(f"a sandbox could not be made: {error}") from error
 
     def keep_spares(self, spec: SandboxSpec | None, number: int) -> None:
         """Has so many sandboxes of a kind made in advance, each of which is replaced when it is taken.
@@ -132,37 +132,49 @@ class Pool:
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
-    async def _take_or_make(
-        self, spec: SandboxSpec, snapshot: Snapshot | None, timeout: float
-    ) -> tuple[Container, Times]:
-        if self._closed:
-            raise SandboxUnavailable("the pool of sandboxes is closed")
-        if snapshot is None:
-            if self._keep:
-                self._spares.keep(spec, self._keep)
-            if (spare := self._spares.take(spec)) is not None:
-                return spare, Times()
-        return await self._make(spec, snapshot, timeout)
+    async def _create(self, spec: SandboxSpec, snapshot: Snapshot | None, times: Times, scope: Scope | None) -> Sandbox:
+        # A snapshot that consists of files alone is put into a sandbox that is there.
+        own = None if isinstance(snapshot, TarSnapshot) else snapshot
+        container = self._take_spare(spec) if own is None else None
+        if container is None:
+            container = await self._make(spec, own, times)
+        began = time.monotonic()
+        try:
+            sandbox = await Sandbox.begin(
+                container,
+                snapshot,
+                backend=self.backend.name,
+                create=functools.partial(self.create, spec),
+                queued_seconds=times.queued,
+                created_seconds=times.making,
+            )
+            sandbox.created_seconds += time.monotonic() - began
+            if scope is not None:
+                scope.add(sandbox)
+        except BaseException:
+            container.kill()
+            raise
+        return sandbox
+
+    def _take_spare(self, spec: SandboxSpec) -> Container | None:
+        if self._keep:
+            self._spares.keep(spec, self._keep)
+        return self._spares.take(spec)
 
     async def _make_spare(self, spec: SandboxSpec) -> Container:
-        return (await self._make(spec, None, CREATE_TIMEOUT))[0]
+        async with asyncio.timeout(CREATE_TIMEOUT):
+            return await self._make(spec, None, Times())
 
-    async def _make(self, spec: SandboxSpec, snapshot: Snapshot | None, timeout: float) -> tuple[Container, Times]:
-        """Makes a container; attempts go on until the time has passed."""
-        began = time.monotonic()
-        times = Times()
-        refusal: CapacityExhausted | None = None
-        try:
-            async with asyncio.timeout(timeout):
-                for wait in _waits():
-                    try:
-                        return await self._attempt(spec, snapshot, times), times
-                    except CapacityExhausted as error:
-                        refusal = error
-                    await asyncio.sleep(wait)
-                    times.queued = time.monotonic() - began - times.making
-        except TimeoutError:
-            raise self._exhausted(time.monotonic() - began, times, refusal) from None
+    async def _make(self, spec: SandboxSpec, snapshot: Snapshot | None, times: Times) -> Container:
+        """Makes a container; attempts go on until the caller's time is over."""
+        for wait in _waits():
+            try:
+                return await self._attempt(spec, snapshot, times)
+            except CapacityExhausted as refusal:
+                times.refusal = refusal.message
+            began = time.monotonic()
+            await asyncio.sleep(wait)
+            times.queued += time.monotonic() - began
         raise AssertionError("the waits never end")
 
     async def _attempt(self, spec: SandboxSpec, snapshot: Snapshot | None, times: Times) -> Container:
@@ -176,16 +188,17 @@ class Pool:
             finally:
                 times.making += time.monotonic() - started
 
-    def _exhausted(self, seconds: float, times: Times, refusal: CapacityExhausted | None) -> Exception:
+    def _exhausted(self, times: Times) -> Exception:
         """The error for a sandbox that was not there in time."""
+        told = f"a sandbox was not made in {time.monotonic() - times.began:.1f} s"
         if times.attempts == 0:
             return CapacityExhausted(
-                f"a sandbox was not made in {seconds:.1f} s: all that time it waited for its turn, at most "
-                f"{self._slots.number} being made at once (sandbox_creations, --sandbox-creations)"
+                f"{told}: all that time it waited for its turn, at most {self._slots.number} being made at once "
+                "(sandbox_creations, --sandbox-creations)"
             )
-        told = f"a sandbox was not made in {seconds:.1f} s and {times.attempts} attempts"
-        if refusal is not None:
-            return CapacityExhausted(f"{told}; the last refusal: {refusal.message}")
+        told = f"{told} and {times.attempts} attempts"
+        if times.refusal:
+            return CapacityExhausted(f"{told}; the last refusal: {times.refusal}")
         return SandboxUnavailable(f"{told}, {times.queued:.1f} s of which it waited for its turn")
 
 

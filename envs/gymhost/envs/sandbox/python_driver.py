@@ -31,6 +31,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import asyncio
     import signal as _signal
+    from collections.abc import Coroutine
     from typing import Any
 else:
     import _signal  # `signal` is written in Python, and so is at the mercy of the code.
@@ -49,11 +50,13 @@ set_trace, set_profile, get_depth, set_depth = (
     sys.getrecursionlimit,
     sys.setrecursionlimit,
 )
+name_of = vars(type)["__name__"].__get__
 quote, base64 = json.encoder.encode_basestring_ascii, binascii.b2a_base64
 Expr, Expression, Traceback = ast.Expr, ast.Expression, traceback.TracebackException
 Text, Raw, Bytes = io.TextIOWrapper, io.FileIO, io.BytesIO
 modules, lines = sys.modules, linecache.cache
 SIGINT, ITIMER_REAL, ONLY_TREE = _signal.SIGINT, _signal.ITIMER_REAL, ast.PyCF_ONLY_AST
+NOTHING = ast.Expression(ast.Constant(None, lineno=1, col_offset=0))
 COROUTINE = 0x80  # Of code that awaits.
 FUTURES: int = sum({getattr(futures, name).compiler_flag for name in futures.all_feature_names})
 
@@ -135,7 +138,7 @@ class _Session:
                     value = self.cut(repr(result), limit)
                 result = None
             except BaseException as raised:  # noqa: BLE001 - also SystemExit, and what a time limit raises
-                exception = str(type(raised).__name__)
+                exception = name_of(type(raised))
                 error = self.cut(self.describe(raised), limit)
             if exception != "KeyboardInterrupt":
                 self.take_figures()
@@ -143,8 +146,10 @@ class _Session:
             set_handler(SIGINT, ignore)
         except BaseException as raised:  # noqa: BLE001 - an interrupt at the very end, or what can't be described
             set_handler(SIGINT, ignore)
-            exception = exception or type(raised).__name__
+            exception = exception or name_of(type(raised))
             error = error or exception + "\n"
+            sys.stdout = sys.stderr = None  # Perhaps one of them is what took so long.
+            self.renew()
         if getpid() != self.pid:
             exit_now(0 if exception is None else 1)  # A fork that the code left to run on.
         set_trace(None)
@@ -163,26 +168,36 @@ class _Session:
         last: Any = tree.body.pop() if tree.body and isinstance(tree.body[-1], Expr) else None
         body = compile(tree, name, "exec", self.flags, True)
         self.flags |= body.co_flags & FUTURES
-        self.finish(body)
-        if last is None:
-            return None
-        return self.finish(compile(Expression(last.value), name, "eval", self.flags, True))
+        end = compile(Expression(last.value) if last else NOTHING, name, "eval", self.flags, True)
+        if (body.co_flags | end.co_flags) & COROUTINE:
+            return self.wait(self.evaluate_awaiting(body, end))
+        eval(body, vars(self.main))
+        return eval(end, vars(self.main))
 
-    def finish(self, code: types.CodeType) -> object:
-        result = eval(code, vars(self.main))
-        if not code.co_flags & COROUTINE:
-            return result
+    async def evaluate_awaiting(self, *codes: types.CodeType) -> object:
+        result: Any = None
+        for code in codes:
+            result = eval(code, vars(self.main))
+            if code.co_flags & COROUTINE:
+                result = await result
+        return result
+
+    def wait(self, coroutine: Coroutine[Any, Any, object]) -> object:
         import asyncio
 
         if self.loop is None or self.loop.is_closed():
             self.loop = asyncio.new_event_loop()
-        task = self.loop.create_task(result)
+        task = self.loop.create_task(coroutine)
         try:
             return self.loop.run_until_complete(task)
-        finally:
-            if not task.done():
-                task.cancel()
-                self.loop.run_until_complete(asyncio.wait([task]))
+        except KeyboardInterrupt:
+            try:
+                if not task.done():
+                    task.cancel()
+                    self.loop.run_until_complete(asyncio.wait([task]))
+            except KeyboardInterrupt:
+                pass
+            raise
 
     def describe(self, raised: BaseException) -> str:
         trace = raised.__traceback__
@@ -242,16 +257,16 @@ class _Session:
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
+            def show(*_: object, **__: object) -> None:
+                """Shows all figures: they are results now, and closed."""
+                self.take_figures()
+
             def load_and_change(module: Any) -> None:
                 load(module)
-                module.show = self.show
+                module.show = show
 
             spec.loader.exec_module = load_and_change
         return spec
-
-    def show(self, *_: object, **__: object) -> None:
-        """Shows figures, as pyplot does: but they are results now, and closed."""
-        self.take_figures()
 
     def take_figures(self) -> None:
         pyplot: Any = modules.get("matplotlib.pyplot")

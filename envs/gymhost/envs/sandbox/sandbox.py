@@ -14,7 +14,6 @@ from gymhost.envs.sandbox.python_session import PythonSession
 from gymhost.envs.sandbox.results import CommandResult, FileInfo, Usage
 from gymhost.envs.sandbox.shell import Shell
 from gymhost.envs.sandbox.snapshots import Snapshot, TarSnapshot
-from gymhost.envs.sandbox.spec import SandboxSpec
 from gymhost.envs.sandbox.trees import Download
 from gymhost.wire.errors import InvalidArgument
 
@@ -26,9 +25,9 @@ SNAPSHOT_TIMEOUT = 120.0
 
 
 class Create(Protocol):
-    """Makes a sandbox of the same backend, as `gymhost.envs.sandbox.create` does."""
+    """Makes another sandbox of the same backend and spec, as `gymhost.envs.sandbox.create` does."""
 
-    async def __call__(self, spec: SandboxSpec, *, snapshot: Snapshot | None, timeout: float) -> "Sandbox":
+    async def __call__(self, *, snapshot: Snapshot | None, timeout: float) -> "Sandbox":
         """Makes it."""
         ...
 
@@ -273,7 +272,7 @@ class Sandbox:
             await snapshot.discard()
 
     async def _make(self, snapshot: Snapshot, timeout: float) -> "Sandbox":
-        return await self._create(self.spec, snapshot=snapshot, timeout=timeout)
+        return await self._create(snapshot=snapshot, timeout=timeout)
 
     async def usage(self) -> Usage:
         """Returns what it uses now.

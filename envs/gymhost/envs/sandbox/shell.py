@@ -1,5 +1,7 @@
 """A persistent shell: variables and the working folder last from one command to the next."""
 
+import dataclasses
+import re
 import time
 
 from gymhost.envs.sandbox.channel import Reply, Stop
@@ -14,6 +16,9 @@ __all__ = ["Shell"]
 _BASH = b"bash --noprofile --norc --noediting -i"
 # Seconds in which a shell that was interrupted must answer again.
 ANSWER_TIMEOUT = 2.0
+
+# What an interactive bash without a terminal says when a program was ended by a signal.
+_NO_TERMINAL = re.compile(rb"^bash: \[\d+: \d+ \(\d+\)\] tcsetattr: .*\n", re.MULTILINE)
 
 
 class Shell:
@@ -31,7 +36,11 @@ class Shell:
         self._watched: Watched | None = None
         # Whether the shell was interrupted: then what it said on that is still to be read away.
         self._disturbed = False
+        # Whether it was ended by a command whose caller was cancelled, and so was never told.
+        self._lost = False
         self._started = 0.0
+        # What the command before returned, for `$?`.
+        self._status = 0
         self._closed = False
         # Where commands can't close or redirect them: the ends of calls are said there. Programs don't inherit them.
         top = min(commands.container.spec.limits.open_files, 256)
@@ -65,17 +74,19 @@ class Shell:
             started = self._started = time.monotonic()
             self._disturbed = True
             reply = await watched.channel.call(
-                lambda nonce: self._request(text, nonce),
+                lambda nonce: self._request(text, nonce, self._status),
                 timeout=timeout,
                 output_limit=output_limit,
                 stop=self._stop(watched, started),
             )
             self._disturbed = reply.limit is not None
+            self._status = 0 if reply.ended else reply.status or 0
+            restarted, self._lost = self._lost or reply.ended, False
             if reply.ended:
                 await self._end(watched, reply, started)
             # Where all of ours was killed nobody could say so.
             status = KILLED if reply.ended and reply.status is None else reply.status
-            return self._commands.result(reply, status, restarted=reply.ended)
+            return self._commands.result(_without_noise(reply), status, restarted=restarted)
 
     async def close(self) -> None:
         """Ends the shell and what it runs in the background. May be called twice.
@@ -110,6 +121,7 @@ class Shell:
             if watched.channel.ended:
                 await self._end(watched, None, self._started)
                 watched = None
+                self._status, self._lost = 0, True
             self._disturbed = False
         if watched is None:
             watched = await self._commands.watch(_BASH, self._hello, int)
@@ -118,18 +130,29 @@ class Shell:
 
     def _hello(self, nonce: str) -> bytes:
         return (
-            f"PS1= PS2=; set +o history +H; unset MAILCHECK PROMPT_COMMAND; exec {self._out}>&1 {self._err}>&2\n"
+            f"PS1= PS2=; set +o history +H; unset MAILCHECK PROMPT_COMMAND; "
+            f"unset HISTFILE; history -c; exec {self._out}>&1 {self._err}>&2\n"
             rf"(pid=$$; printf '\036{nonce} 0 %s\n%s' ${{#pid}} $pid; printf '\036{nonce}\n' >&2)" + "\n"
         ).encode()
 
-    def _request(self, quoted: bytes, nonce: str) -> bytes:
-        # Two lines: what breaks off a command breaks off its line. The second one is not to be seen with `set -x`.
+    def _request(self, quoted: bytes, nonce: str, before: int = 0) -> bytes:
+        # What breaks off a command breaks off its line: then the last line says that it ended. Where it came to its end
+        # the first one has said so, which leaves prompts out that it may have set. An empty line keeps bash from taking
+        # what follows a command that is not complete for a part of it. With `set -x` nothing of this is seen.
         name, out, err = nonce.encode(), self._out, self._err
-        return (
-            b"eval -- %s </dev/null %d>&- %d>&-\n"
-            rb"{ \builtin printf '\036%s %%s\n' $? >&%d; \builtin printf '\036%s\n' >&%d; } 2>/dev/null"
+        begin = b"(exit %d) && :\n" % before if before else b""
+        say = (
+            rb"{ \builtin printf '\036%s %%s%s\n' $? >&%d; \builtin printf '\036%s%s\n' >&%d; "
+            rb"PS0= PS1= PS2=; \builtin unset PROMPT_COMMAND; } 2>/dev/null"
             b"\n"
-        ) % (quoted, out, err, name, out, name, err)
+        )
+        return (
+            begin
+            + rb"\builtin eval -- %s </dev/null %d>&- %d>&-; " % (quoted, out, err)
+            + say % (name, b"+", out, name, b"+", err)
+            + b"\n"
+            + say % (name, b"", out, name, b"", err)
+        )
 
     def _stop(self, watched: Watched, started: float) -> Stop:
         async def stop(attempt: int) -> None:
@@ -145,3 +168,14 @@ class Shell:
             await self._commands.end(watched, started)
         else:
             self._commands.forget(watched)
+
+
+def _without_noise(reply: Reply) -> Reply:
+    """Returns a reply without what bash says for the one who sits at the terminal."""
+    stderr = _NO_TERMINAL.sub(b"", reply.stderr)
+    if reply.ended:
+        stderr = stderr.removesuffix(b"exit\n")
+    elif reply.limit:
+        # It goes to a new line after ^C.
+        stderr = stderr.removesuffix(b"\n")
+    return reply if stderr == reply.stderr else dataclasses.replace(reply, stderr=stderr)

@@ -54,9 +54,11 @@ now() { read -r up _ </proc/uptime; ticks=$(( 10#${up/./} )); }
 now
 begun=$ticks
 if (( patience )); then
+    # Stopped, it starts nothing that would escape the signal, and takes notice of its own when theirs has come.
+    kill -STOP "$root"
     scan
-    kill -CONT "$root"
     kill -INT "${found[@]}" "$root"
+    kill -CONT "${found[@]}" "$root"
     until now; scan; (( ${#found[@]} == 0 || ticks - begun > patience )); do :; done
 fi
 [[ $condemned ]] && kill -STOP $condemned

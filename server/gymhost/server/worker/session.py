@@ -265,17 +265,20 @@ class InlineSession(Session):
 class AsyncSession(Session):
     """A coroutine on the event loop; it is cancelled when it overruns."""
 
-    __slots__ = ("_closing", "_stopped_by", "_task")
+    __slots__ = ("_bereft", "_closing", "_stopped_by", "_task")
 
     def __init__(self, host: "Host", lane: int, request: pb.CreateSessionRequest, hosting: Hosting) -> None:
         super().__init__(host, lane, request, hosting)
         self._task: asyncio.Task[None] | None = None
         self._stopped_by: errors.Error | None = None
+        # Whether the sandboxes of the running code were destroyed.
+        self._bereft = False
         self._closing = False
 
     def run(self, call: Call, payload: bytes, time_left_ms: int) -> None:
         self.set_limit(call, time_left_ms)
         self._stopped_by = None
+        self._bereft = False
         self.host.watch(self)
         self._task = self.host.loop.create_task(self._run(call, payload))
 
@@ -339,6 +342,10 @@ class AsyncSession(Session):
     def expire(self) -> None:
         if self._stopped_by is None:
             self._stop(errors.CommandTimeout(self.overrun(), limit=self.limit))
+        elif not self._bereft and self.sandboxes.kill():
+            # It may be that what a sandbox does is hard to stop.
+            self._bereft = True
+            self.deadline = time.monotonic() + CANCEL_GRACE
         else:
             self.host.give_up(self, f"{self._stopped_by.message} and went on when it was cancelled")
 

@@ -179,7 +179,7 @@ class ThreadSession(Session):
     def _finished(self, result: tuple[int, bytes]) -> None:
         with self._lock:
             if self._unwatch_command():
-                self.finish(*self._result(*result))
+                self.finish(*(result if self._stopped_by is None else self._stopped()))
 
     def _called(self, error: BaseException | None) -> None:
         if self.host.unwatch(self) and self._done is not None:
@@ -228,18 +228,20 @@ class ThreadSession(Session):
         """Keeps the reply of the running command; False where the session was given up. The lock is held."""
         if not self._unwatch_command():
             return False
-        self.code, self.reply = self._result(code, reply)
+        if self._stopped_by is not None:
+            code, reply = self._stopped()
+        self.code = code
+        self.reply = reply
         self.busy = False
         self._in_memory = False
         if self.idle_limit:
             self.touched = time.monotonic()
         return True
 
-    def _result(self, code: int, reply: bytes) -> tuple[int, bytes]:
-        """What to answer: of code that was stopped, that it was. The lock is held."""
-        if self._stopped_by is None:
-            return code, reply
+    def _stopped(self) -> tuple[int, bytes]:
+        """What to answer to a command that was stopped. The lock is held."""
         stopped_by, self._stopped_by = self._stopped_by, None
+        assert stopped_by is not None
         return failure(stopped_by)
 
     def _unwatch_command(self) -> bool:

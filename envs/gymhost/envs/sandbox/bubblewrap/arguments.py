@@ -76,10 +76,8 @@ def options(spec: SandboxSpec, etc: str) -> list[str]:
         etc: The folder that is seen as /etc, where the system is the host's.
     """
     user = str(spec.user)
-    words = (
-        ["--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--as-pid-1", "--new-session", "--clearenv"]
-    )
-    words += ["--cap-drop", "ALL", "--hostname", _HOST_NAME, "--uid", user, "--gid", user]
+    words = ["--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--as-pid-1", "--new-session"]
+    words += ["--clearenv", "--cap-drop", "ALL", "--hostname", _HOST_NAME, "--uid", user, "--gid", user]
     for name, value in spec.variables().items():
         words += ["--setenv", name, value]
     words += _host_system(etc) if spec.image is None else ["--ro-bind", f"{BOX}/root", "/"]
@@ -108,8 +106,8 @@ def command(processes: int | None) -> list[str]:
     """Returns the command that is the first process.
 
     Args:
-        processes: How many there may be, where no group holds that. It is set inside, since in a user namespace the limit
-            counts all processes of the user there alone.
+        processes: How many there may be, where no group holds that. It is set inside, since the limit counts the
+            processes of the user namespace that it is set in.
     """
     if processes is None:
         return list(RUNNER)

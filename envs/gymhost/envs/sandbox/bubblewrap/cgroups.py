@@ -1,10 +1,7 @@
-"""Control groups: one a sandbox below the worker's own, with version 1 or 2. Standard library alone: the keeper uses it.
+"""Control groups: one a sandbox below the worker's own, of version 1 or 2. Standard library alone: the keeper uses it.
 
 A keeper's groups lie in a folder that it holds locked, so that another one can tell what a dead keeper left behind.
 """
-
-# Paths lead through descriptors here, and pathlib would be one more module to load.
-# ruff: noqa: PTH
 
 import contextlib
 import fcntl

@@ -1,11 +1,8 @@
 """What the keeper's children do before they become other programs. Standard library alone: the keeper uses it.
 
-A child never returns. What goes wrong before it is bubblewrap it says where the sandbox's standard error goes, as bubblewrap
-does; one that was to join a sandbox says it through a pipe that closes when it is another program.
+A child never returns. What goes wrong before it is bubblewrap it says where the sandbox's standard error goes, as
+bubblewrap does; one that was to join a sandbox says it through a pipe that closes when it is another program.
 """
-
-# Paths lead through descriptors here, and pathlib would be one more module to load.
-# ruff: noqa: PTH
 
 import errno
 import fcntl
@@ -69,7 +66,7 @@ class Plan:
 
 
 def run(work: Callable[[], None]) -> int:
-    """Starts a child that does some work and ends, and returns its process id. Its status is 0 where nothing went wrong."""
+    """Starts a child that does some work and ends, and returns its process id. Its status is 0 where all went well."""
     pid = os.fork()
     if pid != 0:
         return pid
@@ -131,6 +128,7 @@ def _make_box(plan: Plan, stack: Sequence[str], overlays: bool) -> None:
             status = os.stat(f"{stack[0]}/{folder}")
             _owned(f"{BOX}/up/{folder}", status.st_mode & 0o7777, plan.uid)
             lower = layers.stacked(stack, folder)
+            os.utime(f"{BOX}/up/{folder}", ns=(status.st_atime_ns, status.st_mtime_ns))
             layers.overlay(f"{BOX}/{folder}", lower, f"{BOX}/up/{folder}", f"{BOX}/scratch/{folder}")
         else:
             layers.copy_tree(f"{stack[0]}/{folder}", f"{BOX}/{folder}", marks=False)
@@ -251,9 +249,10 @@ def join(
         except PermissionError:
             os.chdir("/")  # who is inside took the right from itself
         syscalls.seccomp(program)
-        os.execvpe(argv[0], argv, env)
-    except OSError as error:
-        os.write(failure, json.dumps(f"{argv[0]}: {os.strerror(error.errno or 0)}").encode())
+        os.execvpe(argv[0], list(argv), env)
+    except (OSError, ValueError) as error:
+        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+        os.write(failure, json.dumps(f"{argv[0]}: {reason}").encode())
     os._exit(127)
 
 

@@ -1,14 +1,11 @@
 """The process that makes a worker's bubblewrap sandboxes: `python -I -S keeper.py DESCRIPTOR SETTINGS`.
 
-It is small, since it forks for each sandbox, and it is the first process of a process namespace: when it ends, in whatever
-way, nothing that it started is left. It ends when the other end of its socket closes. Standard library alone.
+It is small, since it forks for each sandbox, and it is the first process of a process namespace: when it ends, in
+whatever way, nothing that it started is left. It ends when the other end of its socket closes. Standard library alone.
 
 It is told what to do by packets of JSON with descriptors, and answers each. The process that was started stays above it
 and ends with it, so that whoever started that one can wait for both.
 """
-
-# Paths lead through descriptors here, and pathlib would be one more module to load.
-# ruff: noqa: PTH
 
 import contextlib
 import dataclasses
@@ -26,7 +23,7 @@ from typing import Any
 if __name__ == "__main__":
     # The modules beside this one, without running the packages above it, which import what a keeper must not carry.
     _folder = os.path.dirname(os.path.abspath(__file__))
-    _names = ["gymhost", "envs", "sandbox", "bubblewrap"]
+    _names = ("gymhost", "envs", "sandbox", "bubblewrap")
     for _depth in range(1, len(_names) + 1):
         _package = types.ModuleType(".".join(_names[:_depth]))
         _package.__path__ = [_folder] if _depth == len(_names) else []
@@ -34,6 +31,8 @@ if __name__ == "__main__":
 
 from gymhost.envs.sandbox.bubblewrap import children, layers, root, syscalls
 from gymhost.envs.sandbox.bubblewrap.cgroups import Group, Groups
+from gymhost.envs.sandbox.bubblewrap.stacks import Stacks
+from gymhost.envs.sandbox.bubblewrap.stillness import stand_still
 
 __all__ = ["PACKET"]
 
@@ -94,16 +93,13 @@ class Keeper:
         self._readable: dict[int, Callable[[], None]] = {}
         self._ended: dict[int, Callable[[int], None]] = {}
         self._poll = select.poll()
-        self._layers: dict[str, int] = {}
-        self._snapshots: dict[str, list[str]] = {}
-        self._made = 0
-        self._overlays: bool | None = None
+        self._stacks = Stacks()
         self._going = True
 
     def serve(self) -> None:
         """Does what it is told until nobody is there to tell."""
         wake, woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGCHLD, _wake)
         signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
         self._watch(wake, lambda: self._reap(wake))
         self._watch(self._channel.fileno(), self._receive)
@@ -171,6 +167,8 @@ class Keeper:
             answer(lost=True)
         except OSError as error:
             answer(error=str(error), errno=error.errno)
+        except Exception as error:  # noqa: BLE001 - the other sandboxes go on
+            answer(error=f"{type(error).__name__}: {error}")
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -202,17 +200,17 @@ class Keeper:
         snapshot: str | None,
     ) -> None:
         """Starts bubblewrap; the answer comes when its child is there, which may still fail."""
-        stack = [] if snapshot is None else list(self._snapshots[snapshot])
+        stack = [] if snapshot is None else self._stacks.of(snapshot)
         wanted = children.Plan(**plan)
         # One for all: the processes have descriptors of their own of it, but its offset would be shared.
-        options = _in_memory("\0".join([*wanted.options, ""]).encode())
+        options = _in_memory(os.fsencode("\0".join([*wanted.options, ""])))
         program = _in_memory(self._filters[network])
         told, tells = os.pipe2(os.O_CLOEXEC)
         own_group: Group | None = None
         try:
             if group is not None:
                 own_group = self._groups.make(name, **group)
-            overlays = not stack or self._can_overlay()
+            overlays = not stack or self._stacks.can_overlay()
             extra = (options, program, tells)
             outer = children.run(
                 lambda: children.become_bwrap(wanted, self._bwrap, own_group, stack, overlays, descriptors, extra)
@@ -226,7 +224,7 @@ class Keeper:
             for descriptor in (options, program, tells):
                 os.close(descriptor)
         box = Box(name, wanted, outer, network, stack if overlays else [], own_group)
-        self._hold(box.stack)
+        self._stacks.hold(box.stack)
         self._boxes[name] = box
         self._ended[outer] = lambda status: self._gone(box, status, answer)
         words = bytearray()
@@ -254,7 +252,7 @@ class Keeper:
         for group in (box.group, box.control):
             if group is not None:
                 group.remove()
-        self._release(box.stack)
+        self._stacks.release(box.stack)
         answer(ended=status)
         for waiting in box.waiting:
             waiting()
@@ -340,83 +338,32 @@ class Keeper:
     def _do_snapshot(self, answer: Answer, _: Sequence[int], name: str) -> None:
         """Copies what a sandbox has written to a new layer, while all in it stands still."""
         box = self._boxes[name]
-        self._made += 1
-        layer = os.path.join(root.LAYERS, str(self._made))
-        top = root.BOX if not box.stack else f"{root.BOX}/up"
-        source = self._inside(box, top)
-        flat = len(box.stack) + 1 > layers.DEEPEST
-        stack = [layer] if flat else [layer, *box.stack]
-        self._hold(box.stack)
-        go_on = self._stand_still(box)
-
-        def copy() -> None:
-            made = f"{layer}.part" if flat else layer
-            os.mkdir(made)
-            for folder in layers.FOLDERS:
-                layers.copy_tree(os.path.join(source, folder), os.path.join(made, folder), marks=bool(box.stack))
-            if flat:
-                os.mkdir(layer)
-                syscalls.unshare(syscalls.CLONE_NEWNS)
-                layers.flattened([made, *box.stack], layer, root.BOX)
+        layer = self._stacks.new_layer()
+        source = self._inside(box, f"{root.BOX}/up" if box.stack else root.BOX)
+        self._stacks.hold(box.stack)
+        go_on = stand_still(box.group, {box.init, *box.opened})
 
         def copied(status: int) -> None:
             go_on()
-            self._release(box.stack)
-            self._remove(f"{layer}.part")
-            if status != 0 or box.name not in self._boxes:
-                self._remove(layer)
-                answer(**({"lost": True} if box.name not in self._boxes else {"error": failure()}))
-                return
-            self._layers[layer] = 0
-            self._hold(stack)
-            self._snapshots[layer] = stack
-            answer(snapshot=layer)
+            reason = failure()
+            if status == 0:
+                self._stacks.keep(layer, box.stack)
+                answer(snapshot=layer)
+            else:
+                self._stacks.throw_away(layer)
+                answer(error=reason)
+            self._stacks.release(box.stack)
 
-        pid, failure = _said(copy)
+        pid, failure = _said(lambda: layers.make(layer, source, box.stack))
         self._ended[pid] = copied
 
-    def _stand_still(self, box: Box) -> Callable[[], None]:
-        """Has a sandbox's processes stand still, and returns what has them go on."""
-        if box.group is not None and box.group.freeze():
-            return box.group.thaw
-        stopped = _tree({box.init, *box.opened})
-        for pid in stopped:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)
-
-        def go_on() -> None:
-            # Children first: no shell shall see that one of its own was stopped.
-            for pid in reversed(stopped):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGCONT)
-
-        return go_on
-
     def _do_discard(self, answer: Answer, _: Sequence[int], snapshot: str) -> None:
-        self._release(self._snapshots.pop(snapshot))
+        self._stacks.discard(snapshot)
         answer()
 
-    def _hold(self, stack: Sequence[str]) -> None:
-        for layer in stack:
-            self._layers[layer] += 1
 
-    def _release(self, stack: Sequence[str]) -> None:
-        for layer in stack:
-            self._layers[layer] -= 1
-            if self._layers[layer] == 0:
-                del self._layers[layer]
-                self._remove(layer)
-
-    def _remove(self, path: str) -> None:
-        if os.path.lexists(path):
-            children.run(lambda: layers.remove_tree(path))
-
-    def _can_overlay(self) -> bool:
-        """Whether what sandboxes write to can be an overlay: older kernels have none for ordinary users."""
-        if self._overlays is None:
-            pid = children.run(layers.try_overlay)
-            self._overlays = os.waitpid(pid, 0)[1] == 0
-        return self._overlays
+def _wake(signal_number: int, frame: types.FrameType | None) -> None:
+    """Does nothing: that there is a handler has the descriptor written to."""
 
 
 def _without_limits(plan: children.Plan) -> children.Plan:
@@ -432,7 +379,7 @@ def _in_memory(data: bytes) -> int:
 
 
 def _said(work: Callable[[], None]) -> tuple[int, Callable[[], str]]:
-    """Starts a child, and returns its process id and what tells, at its end, what it said of its failure."""
+    """Starts a child, and returns its process id and what tells, once at its end, what it said of its failure."""
     file = os.memfd_create("gymhost")
 
     def speaking() -> None:
@@ -440,22 +387,12 @@ def _said(work: Callable[[], None]) -> tuple[int, Callable[[], str]]:
         work()
 
     def said() -> str:
-        return os.pread(file, 4096, 0).decode(errors="replace").removeprefix("gymhost: ").strip()
+        try:
+            return os.pread(file, 4096, 0).decode(errors="replace").removeprefix("gymhost: ").strip()
+        finally:
+            os.close(file)
 
     return children.run(speaking), said
-
-
-def _tree(tops: set[int]) -> list[int]:
-    """Returns processes and all that descend from them, parents first."""
-    below: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as file:
-                below.setdefault(int(file.read().rpartition(")")[2].split()[1]), []).append(int(name))
-    found = [pid for pid in tops if pid > 0]
-    for pid in found:
-        found += below.get(pid, [])
-    return found
 
 
 def main() -> None:
@@ -464,6 +401,8 @@ def main() -> None:
     channel.set_inheritable(False)
     settings: dict[str, Any] = json.loads(sys.argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # For a moment its children are seen in sandboxes, where nobody needs to know of the host's folders.
+    syscalls.rename("gymhost sandboxes")
     step = "namespaces"
     try:
         is_root = root.own_namespaces()

@@ -38,7 +38,7 @@ class KeeperClient:
 
     Args:
         bwrap: The bubblewrap to use.
-        on_end: Is told the name of a sandbox that has ended, and None for all of them when the keeper has; from a thread.
+        on_end: Is told the name of a sandbox that has ended, from a thread; None when the keeper has, and all with it.
 
     Attributes:
         is_root: Whether the keeper has root's rights.

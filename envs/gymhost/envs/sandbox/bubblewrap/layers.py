@@ -1,21 +1,20 @@
 """Copies of what sandboxes wrote, as layers that overlays are stacked on. Standard library alone: the keeper uses it.
 
-A layer holds what a sandbox wrote over the layers below: new and changed files, marks for deleted ones (character devices
-0/0) and for folders that hide what is below (an attribute). The trees are hostile: nothing is followed, all is bounded.
+A layer holds what a sandbox wrote over the layers below: new and changed files, marks for deleted ones (character
+devices 0/0) and for folders that hide what is below (an attribute). The trees are hostile: nothing is followed, all is
+bounded.
 """
-
-# Paths lead through descriptors here, and pathlib would be one more module to load.
-# ruff: noqa: PTH
 
 import errno
 import os
 import shutil
 import stat
+from collections.abc import Sequence
 
 from gymhost.envs.sandbox.bubblewrap import syscalls
 from gymhost.envs.sandbox.bubblewrap.root import BOX
 
-__all__ = ["DEEPEST", "FOLDERS", "copy_tree", "flattened", "overlay", "remove_tree", "stacked", "try_overlay"]
+__all__ = ["copy_tree", "make", "overlay", "remove_tree", "stacked", "standing", "try_overlay"]
 
 # What a sandbox writes to, as folders of a layer.
 FOLDERS = ("work", "tmp")
@@ -46,23 +45,40 @@ def overlay(target: str, lower: list[str], upper: str | None = None, scratch: st
         syscalls.mount("overlay", target, "overlay", flags, f"{options},userxattr")
 
 
-def stacked(layers: list[str], folder: str) -> list[str]:
+def stacked(layers: Sequence[str], folder: str) -> list[str]:
     """Returns the paths of one folder in layers, the topmost first."""
     return [os.path.join(layer, folder) for layer in layers]
 
 
-def flattened(layers: list[str], target: str, point: str) -> None:
-    """Makes one layer of several, at `target`, which is an empty folder. It mounts at `point` and unmounts.
+def standing(layer: str, below: Sequence[str]) -> list[str]:
+    """Returns the stack with a layer on top, which is one of its own where it would be too high otherwise."""
+    return [layer, *below] if len(below) < DEEPEST else [layer]
+
+
+def make(layer: str, source: str, below: Sequence[str]) -> None:
+    """Makes a layer of what was written on top of others.
+
+    Args:
+        layer: Its path, where nothing is.
+        source: Folders that were written to.
+        below: The others, the topmost first.
 
     Raises:
-        OSError: It could not be made.
+        OSError: It could not be made; parts of it may be there.
     """
-    for folder in FOLDERS:
-        overlay(point, stacked(layers, folder))
-        try:
-            copy_tree(point, os.path.join(target, folder), marks=False)
-        finally:
-            syscalls.unmount(point)
+    os.mkdir(layer)
+    if len(standing(layer, below)) == 1 and below:
+        # All layers as one, by an overlay that is only read.
+        syscalls.unshare(syscalls.CLONE_NEWNS)
+        syscalls.mount("tmpfs", BOX, "tmpfs", syscalls.MS_NODEV | syscalls.MS_NOSUID)
+        for folder in FOLDERS:
+            copy_tree(os.path.join(source, folder), f"{BOX}/{folder}", marks=True)
+            os.mkdir(f"{BOX}/whole-{folder}")
+            overlay(f"{BOX}/whole-{folder}", [f"{BOX}/{folder}", *stacked(below, folder)])
+            copy_tree(f"{BOX}/whole-{folder}", os.path.join(layer, folder), marks=False)
+    else:
+        for folder in FOLDERS:
+            copy_tree(os.path.join(source, folder), os.path.join(layer, folder), marks=bool(below))
 
 
 def copy_tree(source: str, target: str, *, marks: bool) -> None:

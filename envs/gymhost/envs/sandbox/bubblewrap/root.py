@@ -1,7 +1,4 @@
-"""The keeper's own root: the host's folders at their own paths, and one more for what it makes. Standard library alone."""
-
-# Paths lead through descriptors here, and pathlib would be one more module to load.
-# ruff: noqa: PTH
+"""The keeper's own root: the host's folders at their own paths, and one for what it makes. Standard library alone."""
 
 import os
 import shutil

@@ -29,6 +29,7 @@ __all__ = [
     "mount",
     "no_new_privileges",
     "pivot_root",
+    "rename",
     "seccomp",
     "setns",
     "unmount",
@@ -151,6 +152,15 @@ def limit(name: str, value: int) -> None:
     _, hard = resource.getrlimit(number)
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(number, (value, value))
+
+
+def rename(title: str) -> None:
+    """Has this process be listed with a title in place of its arguments, also by its children until they are others."""
+    with open("/proc/self/stat") as file:
+        # After the program's name, which may have spaces in it, come the fields from the third one on.
+        start, end = (int(word) for word in file.read().rpartition(")")[2].split()[45:47])
+    if 0 < start < end:
+        ctypes.memmove(start, title.encode()[: end - start - 1].ljust(end - start, b"\0"), end - start)
 
 
 def fresh_signals() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gymhost.wire.errors import InvalidArgument
 
-__all__ = ["Uids"]
+__all__ = ["Uids", "parsed", "usual"]
 
 # Far from those that distributions, systemd and container engines give out.
 USUAL = range(1_900_000_000, 2_000_000_000)
@@ -16,14 +16,11 @@ class Uids:
     """Gives out user ids, each once before any comes again. It begins by chance, so that processes seldom share one.
 
     Args:
-        wanted: The range, as `1900000000-1999999999`; None for the usual one, or what a user namespace has of it.
-
-    Raises:
-        InvalidArgument: It is no range, or has ids that this process's user namespace has not.
+        ids: The range.
     """
 
-    def __init__(self, wanted: str | None = None) -> None:
-        self._range = _usual() if wanted is None else _parsed(wanted)
+    def __init__(self, ids: range) -> None:
+        self._range = ids
         self._next = secrets.randbelow(len(self._range))
         self._lock = threading.Lock()
 
@@ -34,7 +31,12 @@ class Uids:
             return self._range[self._next]
 
 
-def _parsed(text: str) -> range:
+def parsed(text: str) -> Uids:
+    """Returns the user ids of a range such as `1900000000-1999999999`.
+
+    Raises:
+        InvalidArgument: It is no range, or has ids that this process's user namespace has not.
+    """
     first, _, last = text.partition("-")
     try:
         found = range(int(first), int(last) + 1)
@@ -44,16 +46,17 @@ def _parsed(text: str) -> range:
         raise InvalidArgument(f"uids must be a range of user ids such as 1900000000-1999999999, not {text!r}")
     if not any(found[0] in mapped and found[-1] in mapped for mapped in _mapped()):
         raise InvalidArgument(f"this process's user namespace has not all of the user ids {text}")
-    return found
+    return Uids(found)
 
 
-def _usual() -> range:
-    """Returns the usual range, or the upper half of the largest that there is: the lower one has users of its own."""
+def usual() -> Uids | None:
+    """Returns the usual user ids, or what there is in a user namespace; None where root is the only user there."""
     mapped = _mapped()
     if any(USUAL[0] in there and USUAL[-1] in there for there in mapped):
-        return USUAL
+        return Uids(USUAL)
     largest = max(mapped, key=len)
-    return largest[len(largest) // 2 :]
+    # The upper half: the lower one has users of its own.
+    return Uids(largest[len(largest) // 2 :]) if len(largest) > 1 else None
 
 
 def _mapped() -> list[range]:

@@ -133,7 +133,7 @@ async def _processes(trial: Trial) -> None:
             trial.expect(after.stdout == "value /tmp\n", f"fork disturbs the parent's shell: {shown(after)}")
             other = await child.shell()
             result = await other.run("echo \"$kept$PWD\"; cat /proc/[0-9]*/comm | grep -c '^sleep$'")
-            expected = f"{other.spec.workdir}\n0\n"
+            expected = f"{child.spec.workdir}\n0\n"
             if trial.backend.isolates:
                 trial.expect(result.stdout == expected, f"a copy does not begin anew: {shown(result)}")
         finally:

@@ -67,9 +67,9 @@ class Held:
     processes: int
     descriptors: int
     mounts: int
-    folders: int
-    cgroups: int
     memory: int
+    folders: frozenset[str]
+    cgroups: frozenset[str]
 
 
 def held() -> Held:
@@ -79,9 +79,9 @@ def held() -> Held:
         processes=len(tree),
         descriptors=sum(_entries(f"/proc/{pid}/fd") for pid in tree),
         mounts=sum(_read(f"/proc/{pid}/mountinfo").count(b"\n") for pid in _one_a_namespace(tree)),
-        folders=sum(_named_entries(folder) for folder in (tempfile.gettempdir(), "/dev/shm", "/run", "/var/tmp")),
-        cgroups=sum(1 for _ in _cgroups()),
         memory=sum(_resident(pid) for pid in tree),
+        folders=frozenset(_named_folders(tempfile.gettempdir(), "/dev/shm", "/run", "/var/tmp")),
+        cgroups=frozenset(_cgroups()),
     )
 
 
@@ -114,13 +114,13 @@ def _one_a_namespace(pids: list[int]) -> list[int]:
 
 def _cgroups() -> Iterator[str]:
     for folder, below, _ in os.walk("/sys/fs/cgroup"):
-        yield from (name for name in below if "gymhost" in name or "gymhost" in folder)
+        yield from (f"{folder}/{name}" for name in below if "gymhost" in name or "gymhost" in folder)
 
 
-def _named_entries(folder: str) -> int:
-    with contextlib.suppress(OSError):
-        return sum(name.startswith("gymhost") for name in os.listdir(folder))
-    return 0
+def _named_folders(*places: str) -> Iterator[str]:
+    for place in places:
+        with contextlib.suppress(OSError):
+            yield from (f"{place}/{name}" for name in os.listdir(place) if name.startswith("gymhost"))
 
 
 def _entries(folder: str) -> int:

@@ -1,12 +1,11 @@
 """Leaks: a sandbox that is gone leaves nothing, in whatever way it went."""
 
 import asyncio
-import dataclasses
 import gc
 import time
 from collections.abc import Awaitable, Callable
 
-from gymhost.envs.sandbox.check.host import Held, held
+from gymhost.envs.sandbox.check.host import held
 from gymhost.envs.sandbox.check.trial import SOON, Family, NotTried, Trial, new_mark
 from gymhost.wire.errors import SandboxLost
 
@@ -37,18 +36,7 @@ async def _left(trial: Trial) -> None:
 
     for _ in range(_WARM_UP):
         await live()
-    gc.collect()
-    before = held()
-    for _ in range(_ROUNDS):
-        await live()
-    # What ends with a sandbox may take a moment more than destroy; other processes of the machine come and go besides,
-    # so that only what grows with the number of sandboxes counts.
-    end = time.monotonic() + SOON
-    while left := _growth(before, held()):
-        if time.monotonic() > end:
-            trial.fault(f"{_ROUNDS} sandboxes that were destroyed left {left}")
-            break
-        gc.collect()
+    await _compare(trial, live, _ROUNDS, f"{_ROUNDS} sandboxes that were destroyed")
     for mark in marks:
         if not trial.expect(await trial.gone(mark), "a process outlives its sandbox"):
             break
@@ -64,12 +52,7 @@ async def _copies(trial: Trial) -> None:
 
     for _ in range(2):
         await live()
-    gc.collect()
-    before = held()
-    for _ in range(_ROUNDS // 4):
-        await live()
-    left = _growth(before, held(), _ROUNDS // 4)
-    trial.expect(not left, f"{_ROUNDS // 4} sandboxes with two copies each left {left}")
+    await _compare(trial, live, _ROUNDS // 4, f"{_ROUNDS // 4} sandboxes with two copies each")
 
 
 @FAMILY.case("a sandbox that is forgotten")
@@ -146,12 +129,32 @@ async def _busy(trial: Trial) -> None:
     trial.expect(await trial.gone(mark), "the command outlives its sandbox")
 
 
-def _growth(before: Held, now: Held, rounds: int = _ROUNDS) -> str:
-    """Returns what there is more of by at least one for every second sandbox."""
-    more = {name: getattr(now, name) - count for name, count in dataclasses.asdict(before).items()}
-    if more["memory"] < rounds * _MEMORY:
-        del more["memory"]
-    names = {name: f"{count} {name}" for name, count in more.items() if count >= rounds / 2}
-    if "memory" in names:
-        names["memory"] = f"{more['memory'] // 2**20} MiB of memory"
-    return ", ".join(names.values())
+async def _compare(trial: Trial, live: Callable[[], Awaitable[None]], rounds: int, what: str) -> None:
+    """Does something so many times, and says of what there is more by at least one for every second time."""
+    gc.collect()
+    before = held()
+    for _ in range(rounds):
+        await live()
+    folders = cgroups = None
+    # What ends with a sandbox may take a moment more than destroy, and others on this machine have theirs besides.
+    end = time.monotonic() + SOON
+    while True:
+        gc.collect()
+        now = held()
+        folders = now.folders - before.folders if folders is None else folders & now.folders
+        cgroups = now.cgroups - before.cgroups if cgroups is None else cgroups & now.cgroups
+        more = {
+            "processes": now.processes - before.processes,
+            "open descriptors": now.descriptors - before.descriptors,
+            "mounts": now.mounts - before.mounts,
+            "folders": len(folders),
+            "cgroups": len(cgroups),
+        }
+        left = [f"{count} {name}" for name, count in more.items() if count >= rounds / 2]
+        if now.memory - before.memory > rounds * _MEMORY:
+            left.append(f"{(now.memory - before.memory) // 2**20} MiB of memory")
+        if not left:
+            return None
+        if time.monotonic() > end:
+            return trial.fault(f"{what} left {', '.join(left)}")
+        await asyncio.sleep(0.1)

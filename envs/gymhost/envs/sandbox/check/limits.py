@@ -5,10 +5,9 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Awaitable
 
-from gymhost.envs.sandbox.sandbox import Sandbox
-
 from gymhost.envs.sandbox.check.trial import SLACK, Family, NotTried, Trial, new_mark, shown
 from gymhost.envs.sandbox.results import CommandResult
+from gymhost.envs.sandbox.sandbox import Sandbox
 from gymhost.envs.sandbox.spec import Limits
 from gymhost.wire.errors import SandboxLost
 

@@ -1,5 +1,6 @@
 """Process trees: what a command started ends with it or lasts, as said, and all ends with the sandbox."""
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -18,7 +19,7 @@ _WAYS = {
     "nohup": "nohup sleep {} >/dev/null 2>&1 &",
     "a double fork": "( (sleep {} >/dev/null 2>&1 </dev/null &) & )",
     "a daemon": "(setsid bash -c 'exec <&- >&- 2>&-; cd /; (sleep {}) & exit' &)",
-    "a stopped process": "sleep {} & kill -STOP $!",
+    "a stopped process": "sleep {} & sleep 0.1; kill -STOP $!",
     "a process that ignores signals": "bash -c \"trap '' TERM INT HUP QUIT; while :; do sleep 0.2; done\" {} &",
     "a process group of its own": "set -m; sleep {} & set +m",
 }
@@ -75,6 +76,8 @@ async def _background(trial: Trial) -> None:
             mark = new_mark()
             result = await runner.run(f"sleep {mark} >/dev/null 2>&1 &", timeout=10)
             trial.expect(result.ok, f"{name} waits for what it started in the background: {shown(result)}")
+            # What is of the same age as a command can't be told from what the command started.
+            await asyncio.sleep(0.1)
             for way in ("true", "exit 3" if runner is sandbox else "false", "sleep 60"):
                 await runner.run(way, timeout=0.4 if "sleep" in way else 10)
             kept = await sandbox.run("cat /proc/[0-9]*/cmdline", output_limit=2**20)

@@ -10,12 +10,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gymhost.envs.sandbox.sandbox import Sandbox
-
 from gymhost.envs.findings import Finding
 from gymhost.envs.sandbox.check.host import Secrets, processes_with
 from gymhost.envs.sandbox.pool import Pool
 from gymhost.envs.sandbox.results import CommandResult
+from gymhost.envs.sandbox.sandbox import Sandbox
 from gymhost.envs.sandbox.snapshots import Snapshot
 from gymhost.envs.sandbox.spec import SandboxSpec
 from gymhost.wire.errors import SandboxLost
@@ -112,8 +111,9 @@ class Trial:
 
     async def run(self, family: Family, case: Case) -> Finding:
         """Runs a case to its end, within a time limit, and returns what it found."""
+        limit = asyncio.timeout(CASE_SECONDS)
         try:
-            async with asyncio.timeout(CASE_SECONDS) as limit:
+            async with limit:
                 await case.run(self)
         except NotTried as reason:
             self.advise(f"Not tried: {reason}.")

@@ -71,6 +71,11 @@ class AttachedStream(Stream):
         self._closed = False
 
     @property
+    def closed(self) -> bool:
+        """Whether this end was closed."""
+        return self._closed
+
+    @property
     def ended(self) -> bool:
         """Whether it was closed, or the other end is gone, as far as this one can see."""
         with self._lock:

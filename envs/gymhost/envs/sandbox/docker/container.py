@@ -57,6 +57,7 @@ class DockerContainer(Container):
         self.id = name
         self.spec = spec
         self.main = self._main = main
+        self._streams = [main]
         self.limits_in_force = limits_in_force
         self._container = container_id
         self._engine = engine
@@ -72,7 +73,14 @@ class DockerContainer(Container):
 
     async def open(self, argv: Sequence[str], env: Mapping[str, str]) -> AttachedStream:
         """Starts another process in it; see `Container.open`."""
-        return await self._call(lambda: self._exec(command_line(argv, env), stdin=True), AttachedStream.close)
+        stream = await self._call(lambda: self._exec(command_line(argv, env), stdin=True), AttachedStream.close)
+        with self._lock:
+            self._streams = [stream, *(other for other in self._streams if not other.closed)]
+            lost = self._removal is not None
+        if lost:
+            stream.close()
+            raise SandboxLost(f"the sandbox {self.id} was destroyed")
+        return stream
 
     async def control(self, script: str, *, timeout: float = 10.0) -> bytes:
         """Runs a bash script in it out of band; see `Container.control`."""
@@ -146,7 +154,10 @@ class DockerContainer(Container):
         except Exception as error:  # noqa: BLE001 - whatever it is, there is nobody to tell
             _log.warning("could not remove container %s, which is tried again at the next start: %s", self.id, error)
         finally:
-            self._main.close()
+            with self._lock:
+                streams = self._streams
+            for stream in streams:
+                stream.close()
             self._forget(self)
 
     def _begin_removal(self) -> "Future[None]":

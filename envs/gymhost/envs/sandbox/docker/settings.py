@@ -43,7 +43,7 @@ def settings(
         facts: What the engine can do.
     """
     limits, taken = spec.limits, {mount.path for mount in mounts}
-    env = spec.variables()
+    env, owner = spec.variables(), f"uid={spec.user},gid={spec.user}"
     host: dict[str, Any] = {
         "AutoRemove": True,
         "CapDrop": ["ALL"],
@@ -62,7 +62,7 @@ def settings(
         # A volume has no limit, so where the image wants one there is an empty folder that can't be written.
         "Tmpfs": dict.fromkeys((path for path in volumes if path not in taken), "ro,size=4k")
         | {
-            path: f"rw,exec,nosuid,nodev,size={size},mode=0755,uid={spec.user},gid={spec.user}"
+            path: f"rw,exec,nosuid,nodev,size={size},nr_inodes={_inodes(size)},mode=0755,{owner}"
             for path, size in _shares(spec).items()
             if path != "/dev/shm" and path not in taken
         },
@@ -122,6 +122,11 @@ def _shares(spec: SandboxSpec) -> dict[str, int]:
     whole = min(spec.limits.disk, spec.limits.memory // 2)
     shares = {"/tmp": whole // 4, "/dev/shm": whole // 16}
     return {**shares, spec.workdir: whole - sum(shares.values())}
+
+
+def _inodes(size: int) -> int:
+    """Returns how many files a folder may have: as many as there is room for, and some that are empty."""
+    return size // 4096 + 1024
 
 
 def _bind(mount: Mount) -> dict[str, Any]:
