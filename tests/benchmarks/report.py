@@ -130,8 +130,8 @@ def _w2(records: list[Record]) -> list[str]:
 def _sandboxes(records: list[Record]) -> list[str]:
     return [
         "## Sandboxes",
-        f"{_how(records)} A step is one operation, without what undoes it; steps/s have that in them. Processes in "
-        "sandboxes count to the client or server that made them, but those of Docker's engine to nobody.",
+        f"{_how(records)} A step is one operation, without what undoes it; steps/s have that in them. What runs in "
+        "sandboxes, and makes them, counts to others, but for those of the server.",
         _cells(who.SANDBOXES, records, "in flight", {}),
         *_missing(records),
         *_goals(_SANDBOX_GOALS, records, "in flight"),
@@ -221,7 +221,8 @@ def _row(cell: Cell, records: Sequence[Record], against: Sequence[str]) -> list[
         return statistics.median([record[key] or 0.0 for record in fine])
 
     front, workers = median("front_us"), median("workers_us")
-    server = {None: "", "gymhost": f"{front:,.1f} + {workers:,.1f}"}
+    parts = f"{front:,.1f} + {workers:,.1f}"
+    server = {None: "", "gymhost": parts, "sandboxes": parts}
     return [
         *first,
         spread("steps_per_second") + (f", {len(mine) - len(fine)} of {len(mine)} failed" if mine != fine else ""),

@@ -42,7 +42,9 @@ def installed(workload: str, cells: Sequence[Cell], note: Note) -> list[Cell]:
     return [cell for cell in cells if cell.contender.peer not in problems]
 
 
-def run(workload: str, cells: Sequence[Cell], rounds: int, seconds: float, note: Note) -> None:
+def run(
+    workload: str, cells: Sequence[Cell], rounds: int, seconds: float, note: Note, *, with_children: bool = True
+) -> None:
     """Runs all cells.
 
     Args:
@@ -51,6 +53,7 @@ def run(workload: str, cells: Sequence[Cell], rounds: int, seconds: float, note:
         rounds: How often each cell is run.
         seconds: The window of a cell.
         note: Gets each result.
+        with_children: Whether what a client starts counts to it. What comes and goes can't.
     """
     with contextlib.ExitStack() as stack:
         wanted = {c.contender.server: c.contender.peer for c in cells if c.contender.server is not None}
@@ -64,7 +67,7 @@ def run(workload: str, cells: Sequence[Cell], rounds: int, seconds: float, note:
         cells = [cell for cell in cells if problems[cell.contender] is None]
         for number in range(rounds):
             for cell in cells:
-                result = _run(cell, servers[cell.contender.server], seconds)
+                result = _run(cell, servers[cell.contender.server], seconds, with_children)
                 of = {"kind": workload, "round": number, "contender": cell.contender.name, "size": cell.size}
                 note(of | result)
             print(f"{workload}: round {number + 1} of {rounds} is done", file=sys.stderr)
@@ -84,7 +87,7 @@ def _try(contender: Contender, server: Server | None) -> str | None:
         try:
             if server is not None:
                 server.wait_ready()
-            result = _run(Cell(contender, 1), server, 0.1)
+            result = _run(Cell(contender, 1), server, 0.1, True)
         except Failed as error:
             result = {"error": str(error)}
         problem: str | None = result.get("error")
@@ -93,14 +96,14 @@ def _try(contender: Contender, server: Server | None) -> str | None:
         time.sleep(0.5)
 
 
-def _run(cell: Cell, server: Server | None, seconds: float) -> dict[str, Any]:
+def _run(cell: Cell, server: Server | None, seconds: float, with_children: bool) -> dict[str, Any]:
     """Runs a client once."""
     contender, address = cell.contender, "-" if server is None else server.address
     command = [python(contender.peer), "-m", *contender.client, address, str(cell.size), str(seconds)]
     with Process(command, limit=_CLIENT_LIMIT + seconds) as client:
         try:
             client.expect("begin")
-            pids = tree(client.pid), [] if server is None else tree(server.pid)
+            pids = tree(client.pid) if with_children else [client.pid], [] if server is None else tree(server.pid)
             before = Usage(*pids)
             client.expect("end")
             after = Usage(*pids)

@@ -37,7 +37,7 @@ def run(cells: Sequence[Cell], idle: dict[str, int], number: int, seconds: float
                     note(rounds.missing("sandboxes", contender, problem))
                 cells = [cell for cell in cells if not _needs_engine(cell)]
                 idle = {backend: count for backend, count in idle.items() if backend != "docker"}
-        rounds.run("sandboxes", cells, number, seconds, note)
+        rounds.run("sandboxes", cells, number, seconds, note, with_children=False)
         for backend, count in idle.items():
             print(f"sandboxes: {count} idle ones of {backend}", file=sys.stderr)
             _hold(backend, count, note)

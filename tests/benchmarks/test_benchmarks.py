@@ -17,8 +17,9 @@ W1, SIZES = [GYMHOST, STREAM, THREADS, GRPC], (1, 8)
 SYNC, VECTOR, LONE = "SyncVectorEnv", "gymhost make_vec over gRPC", "gymhost RemoteEnv over gRPC"
 # Each with its copies. A name chooses those, too, that it is a part of.
 W2 = [(SYNC, 64), (VECTOR, 64), (f"{SYNC}, Pong", 16), (f"{VECTOR}, Pong", 16), (LONE, 1)]
-SANDBOXES = [("bare bash, echo", 1), *(("bubblewrap, create, first answer", size) for size in (1, 8))]
-SANDBOXES += [("bubblewrap, echo in a shell", 1), ("client over gRPC, echo in a shell", 1)]
+CREATE = "bubblewrap, create, first answer"
+SHELLS = ["bare bash, echo", "bubblewrap, echo in a shell", "client over gRPC, echo in a shell"]
+SANDBOXES = [(CREATE, 1), (CREATE, 8), *((name, 1) for name in SHELLS)]
 WARM_UP, SECONDS, IDLE = 0.5, 0.2, 40
 
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support.command import environment, gymhost, serving
 from support.server import PATIENCE
 
@@ -62,7 +63,9 @@ def test_coder_plays_itself_in_a_sandbox():
     ]
 
 
+@pytest.mark.timeout(150)
 def test_coder_is_fit_to_be_hosted():
-    said = gymhost("check", "acme/Coder-v0", "--module", "coder", cwd=EXAMPLES)
+    # A hundred episodes, each with a sandbox.
+    said = gymhost("check", "acme/Coder-v0", "--module", "coder", cwd=EXAMPLES, limit=120.0)
     assert said.returncode == 0, said.stdout
     assert "0 pieces of advice" in said.stdout

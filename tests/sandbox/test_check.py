@@ -46,25 +46,35 @@ async def test_bubblewrap_is_fit(bubblewrap: Backend):
         (broken_sandboxes.HoldsNoMemory, "limits", "memory of one process", "MiB of 96"),
         (broken_sandboxes.HoldsNoProcesses, "limits", "processes", "processes ran at a time, of 40"),
         (broken_sandboxes.ReadsText, "decoding", "what a command writes", "UnicodeDecodeError"),
-        (broken_sandboxes.StopsNothing, "timeouts", "commands without an end", "the work goes on"),
+        (broken_sandboxes.StopsNothing, "timeouts", "a command whose caller gives up", "goes on"),
         (broken_sandboxes.LeavesProcesses, "trees", "after destroy()", "outlives its sandbox"),
         (broken_sandboxes.ForgetsFolder, "shells", "folder and variables last", "should say"),
         (broken_sandboxes.MendsLineEnds, "files", "contents", "line ends: "),
         (broken_sandboxes.SharesFiles, "fork", "copies are independent", "not its own"),
         (broken_sandboxes.LeaksDescriptors, "leaks", "what sandboxes leave", "descriptors"),
     ],
-    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+    ids=lambda value: value.__name__ if isinstance(value, type) else None,
 )
 async def test_what_is_broken_is_found(bubblewrap: Backend, broken: type[Broken], family: str, topic: str, words: str):
     made = broken(bubblewrap)
     try:
-        report = await check(made, families=[family])
+        report = await check(made, families=[f"{family}: {topic}"])
     finally:
         await made.close()
     assert words in faults(report).get(f"{family}: {topic}", "")
-    assert (
-        report.render().splitlines()[-1].startswith(f"Not fit to run what a model wrote, as far as {family} can tell: ")
+    assert report.render().splitlines()[-1].startswith(f"Not fit to run what a model wrote, as far as {family}: ")
+
+
+async def test_limits_that_are_not_in_force_are_advice_and_not_tried(bubblewrap: Backend):
+    report = await check(
+        broken_sandboxes.SaysThatItHoldsNothing(bubblewrap),
+        families=["limits: in force", "limits: memory of one process", "isolation: rights"],
     )
+    assert report.ok
+    advice = {finding.title: finding.detail for finding in report.findings if finding.level == "advice"}
+    assert "memory: not in force. Run as root, or give this user a cgroup" in advice["limits: in force"]
+    assert "Not tried: the limit is not in force" in advice["limits: memory of one process"]
+    assert "System calls are not filtered: install" in advice["isolation: rights"]
 
 
 async def test_a_backend_that_does_not_isolate_is_never_fit():
@@ -81,7 +91,7 @@ async def test_a_backend_that_does_not_isolate_is_never_fit():
 
 
 async def test_what_can_not_be_checked_is_said(bubblewrap: Backend):
-    with pytest.raises(InvalidArgument, match="no family 'speed': it is one of isolation, limits"):
+    with pytest.raises(InvalidArgument, match="no check 'speed': it is one of isolation, limits"):
         await check(bubblewrap, families=["speed"])
     report = await check(bubblewrap, spec=SandboxSpec(image="/no/such/root"), families=["files"])
     assert list(faults(report)) == ["making one"]

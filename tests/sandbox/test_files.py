@@ -1,16 +1,18 @@
 """Files of a sandbox: exact, whole, and never the host's."""
 
 import asyncio
+import errno
+import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gymhost.envs.sandbox import CommandResult, Sandbox
+from gymhost.envs.sandbox import CommandResult, Limits, Sandbox, SandboxSpec
 from gymhost.envs.sandbox.files import Files
 from gymhost.wire.errors import CommandTimeout, InvalidArgument, SandboxUnavailable, TooLarge
-from support.sandboxes import BACKENDS, fresh_sandbox
+from support.sandboxes import BACKENDS, ISOLATING, fresh_sandbox
 
 MIB = 2**20
 EVERY_BYTE = bytes(range(256))
@@ -280,3 +282,59 @@ async def test_a_program_that_is_missing_is_named(sandbox: Sandbox, program: str
     ]
     with pytest.raises(SandboxUnavailable, match=program):
         await operation()
+
+
+@pytest.mark.parametrize("backend", ISOLATING)
+async def test_a_full_disk_is_said_and_leaves_what_was_there(backend: str):
+    async with fresh_sandbox(backend, SandboxSpec(limits=Limits(disk=8 * MIB))) as sandbox:
+        await sandbox.write("file", "old")
+        with pytest.raises(OSError, match=r"limits\.disk") as raised:
+            await sandbox.write("file", b"x" * 20 * MIB)
+        assert raised.value.errno == errno.ENOSPC
+        assert await sandbox.read("file") == b"old"
+        assert await files_in(sandbox) == ["file"]
+        with pytest.raises(OSError, match=r"limits\.disk"):
+            await sandbox.upload({"large": b"x" * 20 * MIB})
+        await sandbox.remove("large")
+        await sandbox.write("file", b"x" * 4 * MIB)
+
+
+@pytest.mark.parametrize("backend", ISOLATING)
+async def test_what_the_user_may_not_do_is_said(backend: str):
+    async with fresh_sandbox(backend) as sandbox:
+        await sandbox.run("mkdir closed; echo x > closed/x; echo x > own; chmod 0 closed own")
+        for operation in (
+            sandbox.read("own"),
+            sandbox.write("own", "x"),
+            sandbox.read("closed/x"),
+            sandbox.list("closed"),
+            sandbox.read("/etc/shadow"),
+            sandbox.list("/root"),
+        ):
+            with pytest.raises((PermissionError, FileNotFoundError)):
+                await operation
+        for path in ("/etc/new", "/usr/new", "/etc/passwd"):
+            with pytest.raises(OSError, match=r"(?i)read-only|denied"):
+                await sandbox.write(path, "x")
+        with pytest.raises(OSError, match=r"(?i)read-only|denied"):
+            await sandbox.remove("/usr/bin/env")
+        assert [info.path for info in await sandbox.list(depth=3)] == ["closed", "own"]
+
+
+@pytest.mark.parametrize("backend", ISOLATING)
+async def test_no_path_leads_to_the_host(backend: str, tmp_path: Path):
+    mark = tmp_path / "mark"
+    mark.write_text("the host's")
+    up = "../" * 40
+    async with fresh_sandbox(backend) as sandbox:
+        await sandbox.run(f"ln -s {mark} link; ln -s {tmp_path} to-folder; ln -s {up}proc/1/root root")
+        for path in ("link", "to-folder/mark", str(mark), f"{up}{mark}", f"root{mark}", f"/proc/self/root{mark}"):
+            with pytest.raises(OSError, match=r"(?i)no such file|denied"):
+                await sandbox.read(path)
+        # A link is followed inside, where there is no such folder.
+        with pytest.raises(OSError, match=r"(?i)no such file|denied|read-only"):
+            await sandbox.write("link", "x")
+        download = await sandbox.download(".", tmp_path / "out")
+        assert {left.path for left in download.left_out} == {"./link", "./to-folder", "./root"}
+    assert mark.read_text() == "the host's"
+    assert sorted(os.listdir(tmp_path)) == ["mark", "out"]

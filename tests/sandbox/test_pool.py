@@ -149,47 +149,40 @@ async def test_what_is_no_refusal_is_not_tried_again(make_pool: MakePool) -> Non
 
 async def test_who_is_cancelled_holds_nobody_up(make_pool: MakePool, tmp_path: Path) -> None:
     slow = make_pool({"seconds": "600"}, creations=1)
-    making, next_one, waiting = (asyncio.create_task(slow.create()) for _ in range(3))
+    making, next_one, waiting, last = (asyncio.create_task(slow.create()) for _ in range(4))
     await until(lambda: peak_of(slow))
-    for task in (waiting, next_one, making):
-        task.cancel()
-    await asyncio.gather(making, next_one, waiting, return_exceptions=True)
+    # The one is cancelled while it is the next, the other just as it has become the next.
+    next_one.add_done_callback(lambda _: waiting.cancel())
+    next_one.cancel()
+    await asyncio.gather(next_one, waiting, return_exceptions=True)
     crowded(slow)._seconds = 0.0
+    making.cancel()
     async with asyncio.timeout(PATIENCE):
-        assert (await slow.create()).alive
+        assert (await last).alive
+    assert next_one.cancelled()
+    assert waiting.cancelled()
+    assert making.cancelled()
     assert list((tmp_path / "account").glob("flying-*")) == []
     assert len(crowded(slow).made) == 1
 
 
 async def test_a_loop_that_stands_still_holds_nobody_up(make_pool: MakePool) -> None:
-    slow = make_pool({"seconds": "0.3"}, creations=1)
-    making = asyncio.create_task(slow.create())
+    slow = make_pool({"seconds": "600"}, creations=1)
+    making, ready = (asyncio.create_task(slow.create()) for _ in range(2))
     await until(lambda: peak_of(slow))
-    ready, ahead = asyncio.create_task(slow.create()), asyncio.Event()
-
-    # The next one waits on a loop that is broken off, and never goes on.
-    def break_off() -> asyncio.AbstractEventLoop:
-        loop = asyncio.new_event_loop()
-        waiting = loop.create_task(slow.create())
-        with contextlib.suppress(TimeoutError):
-            loop.run_until_complete(asyncio.wait_for(asyncio.shield(waiting), 0.1))
-        ahead.set()
-        return loop
-
-    loop = await asyncio.to_thread(break_off)
+    # The next one waits on a loop that is broken off, and may never go on.
+    loop = asyncio.new_event_loop()
+    waiting = loop.create_task(slow.create())
+    await asyncio.to_thread(loop.run_until_complete, asyncio.sleep(0.1))
     last = asyncio.create_task(slow.create())
+    crowded(slow)._seconds = 0.0
+    making.cancel()
     async with asyncio.timeout(PATIENCE):
-        for task in (making, ready, last):
+        for task in (ready, last):
             assert (await task).alive
-
-    def clean_up() -> None:
-        for task in asyncio.all_tasks(loop):
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                loop.run_until_complete(task)
-        loop.close()
-
-    await asyncio.to_thread(clean_up)
+    # It goes on after all.
+    assert (await asyncio.to_thread(loop.run_until_complete, waiting)).alive
+    loop.close()
 
 
 HOLD = """

@@ -21,16 +21,21 @@ from gymhost.client import (
     connect,
 )
 from gymhost.client import Session as ClientSession
+from gymhost.envs.sandboxing import Scope
+from gymhost.wire.errors import SandboxLost
 from support.server import ServerProcess, alive, running, until
 
 MODES = ["test/Forgetful-v0", "test/ForgetfulAsync-v0", "test/ForgetfulInline-v0", "test/ForgetfulAlone-v0"]
+
+# What these sandboxes run can be seen from here.
+BACKENDS = ["local", "bubblewrap"]
 
 StartServer = Callable[..., ServerProcess]
 
 
 @pytest.fixture
 def start_server() -> Generator[StartServer]:
-    """Starts servers whose sandboxes' processes are plain ones, which a test can look for."""
+    """Starts servers with forgetful environments."""
     started: list[ServerProcess] = []
 
     def start(**settings: Any) -> ServerProcess:
@@ -95,6 +100,24 @@ async def unharmed(*neighbours: Player) -> None:
         assert neighbour.processes
 
 
+class Member:
+    alive = True
+
+    def kill(self) -> None:
+        self.alive = False
+
+
+def test_a_scope_that_has_ended_takes_nothing_more() -> None:
+    scope, member, late = Scope(), Member(), Member()
+    scope.add(member)
+    scope.close()
+    assert not member.alive
+    with pytest.raises(SandboxLost, match="the session that the sandbox was made for has ended"):
+        scope.add(late)
+    assert not late.alive
+    assert not scope.kill()
+
+
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_session_that_is_closed(remote: RemoteServer, mode: str) -> None:
     player, neighbour, other = await players(remote, mode, mode, MODES[0])
@@ -151,9 +174,10 @@ async def test_a_client_that_is_gone(start_server: StartServer, mode: str, doing
         await unharmed(neighbour)
 
 
-async def test_a_step_that_a_tool_holds_up_ends_with_its_sandbox(start_server: StartServer) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_a_step_that_a_tool_holds_up_ends_with_its_sandbox(start_server: StartServer, backend: str) -> None:
     """The thread can't be stopped, but what it waits for can: the session lives on, and its worker too."""
-    server = start_server()
+    server = start_server(sandbox=backend)
     async with connect(server.address) as remote:
         player, neighbour = await players(remote, "test/Hasty-v0", "test/Forgetful-v0")
         before = server.workers
@@ -208,8 +232,9 @@ async def test_an_environment_that_is_described(remote: RemoteServer) -> None:
     await unharmed(neighbour)
 
 
-async def test_a_worker_that_is_killed(start_server: StartServer) -> None:
-    server = start_server(workers=2)
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_a_worker_that_is_killed(start_server: StartServer, backend: str) -> None:
+    server = start_server(workers=2, sandbox=backend)
     async with connect(server.address) as remote:
         made = await players(remote, *["test/Forgetful-v0"] * 4)
         os.kill(server.workers[0], signal.SIGKILL)
@@ -222,8 +247,9 @@ async def test_a_worker_that_is_killed(start_server: StartServer) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-async def test_a_server_that_is_stopped(start_server: StartServer, number: int) -> None:
-    server = start_server(workers=2)
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_a_server_that_is_stopped(start_server: StartServer, backend: str, number: int) -> None:
+    server = start_server(workers=2, sandbox=backend)
     async with connect(server.address, reconnect_timeout=1.0) as remote:
         made = await players(remote, *MODES)
         server.signal(number)

@@ -114,6 +114,18 @@ class HoldsNoProcesses(Broken):
         return replace(spec, limits=replace(spec.limits, processes=1000))
 
 
+class FrankContainer(PassedOn):
+    def __init__(self, real: Container) -> None:
+        super().__init__(real)
+        self.limits_in_force = dict.fromkeys(real.limits_in_force, "")
+
+
+class SaysThatItHoldsNothing(Broken):
+    """It says that no limit is in force."""
+
+    container = FrankContainer
+
+
 class StrictStream(PassedOnStream):
     async def exchange(self, data: bytes, take: Take) -> None:
         await self.real.exchange(data, lambda source, text: take(source, text.decode().encode()))
@@ -140,8 +152,23 @@ class StopsNothing(Broken):
     container = UnstoppedContainer
 
 
+class LastingStream(PassedOnStream):
+    def close(self) -> None:
+        pass
+
+
 class LastingContainer(PassedOn):
+    stream = LastingStream
     destroyed = False
+
+    def __init__(self, real: Container) -> None:
+        super().__init__(real)
+        LeavesProcesses.left.append(self)
+
+    async def open(self, argv: Sequence[str], env: Mapping[str, str]) -> Stream:
+        stream = await super().open(argv, env)
+        LeavesProcesses.left.append(stream)
+        return stream
 
     @property
     def alive(self) -> bool:
@@ -158,6 +185,11 @@ class LeavesProcesses(Broken):
     """Its sandboxes go on when they are destroyed, until it is closed."""
 
     container = LastingContainer
+    left: list[object] = []
+
+    async def close(self) -> None:
+        self.left.clear()
+        await super().close()
 
 
 class HomingStream(PassedOnStream):

@@ -19,15 +19,17 @@ def environment(**extra: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("GYMHOST_")} | extra
 
 
-def gymhost(*arguments: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs the command to its end."""
+def gymhost(
+    *arguments: str, cwd: Path | None = None, limit: float = PATIENCE, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs the command to its end, within seconds."""
     return subprocess.run(
         [*COMMAND, *arguments],
         check=False,
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
-        timeout=PATIENCE,
+        timeout=limit,
         cwd=cwd,
         env=environment(**variables),
     )

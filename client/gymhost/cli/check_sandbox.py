@@ -26,7 +26,8 @@ WHAT, LIKE = "What is checked", "What its sandboxes are like"
     metavar="FAMILY",
     multiple=True,
     group=WHAT,
-    help="Checks of this family alone. May be given several times.",
+    help="Checks of this family alone, or a single one by the name that the report gives it, such as 'files: odd "
+    "names'. May be given several times.",
 )
 @kwargs_option(WHAT, "Keyword arguments of the backend.", "--option")
 @option("--image", metavar="IMAGE", group=LIKE, help="Docker: an image. bubblewrap: the folder of a root file system.")

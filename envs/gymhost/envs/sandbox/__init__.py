@@ -1,8 +1,10 @@
-"""Sandboxes: where code that a model wrote runs.
+"""Sandboxes: where code runs that nobody trusts.
 
-sandbox = await create(SandboxSpec(limits=Limits(memory=2**30)))
-result = await sandbox.run(["python3", "-c", "print(1 + 1)"], timeout=10.0)
-await sandbox.destroy()
+What a model wrote runs in one, or not at all:
+
+    sandbox = await create(SandboxSpec(limits=Limits(memory=2**30)))
+    result = await sandbox.run(["python3", "-c", "print(1 + 1)"], timeout=10.0)
+    await sandbox.destroy()
 """
 
 from gymhost.envs.sandbox.backend import Backend, Container, Stream, StreamEnded

@@ -11,6 +11,7 @@ the two is no output.
 """
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import Callable, Coroutine
@@ -111,19 +112,31 @@ class Channel:
         nonce = secrets.token_urlsafe(16)
         loop = asyncio.get_running_loop()
         started = time.monotonic()
-        flooded = loop.create_future()
-        output = _Output(nonce, self._last, output_limit, flooded)
-        ending = asyncio.ensure_future(self._exchange(compose(nonce), output))
+        # Done when the call has ended, when its time is over, and when it has written too much.
+        turn = loop.create_future()
+
+        def wake(_: object = None) -> None:
+            if not turn.done():
+                turn.set_result(None)
+
+        output = _Output(nonce, self._last, output_limit, wake)
+        ending = loop.create_task(self._exchange(compose(nonce), output))
+        ending.add_done_callback(wake)
+        timer = loop.call_later(timeout, wake)
         limit = None
         try:
-            await asyncio.wait((ending, flooded), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            await turn
             if not ending.done():
-                limit = "output" if flooded.done() else "time"
+                limit = "output" if output.flooded else "time"
                 await self._shielded(self._settle(ending, stop))
         except asyncio.CancelledError:
             if not ending.done() and self._settling is None:
-                await self._shielded(self._settle(ending, stop))
+                # That it is lost is told to the next one.
+                with contextlib.suppress(SandboxUnavailable):
+                    await self._shielded(self._settle(ending, stop))
             raise
+        finally:
+            timer.cancel()
         if not ending.cancelled():
             ending.result()
         stdout, stderr = output.stdout.parts(), output.stderr.parts()
@@ -196,10 +209,11 @@ class Channel:
 class _Output:
     """What a process writes during a call: finds where it ends."""
 
-    def __init__(self, nonce: str, last: str, limit: int, flooded: "asyncio.Future[None]") -> None:
+    def __init__(self, nonce: str, last: str, limit: int, wake: Callable[[], None]) -> None:
         self.stdout, self.stderr = _Kept(limit), _Kept(limit)
         self._limit = max(FLOOD * limit, FLOOD_LEAST)
-        self._flooded = flooded
+        self._wake = wake
+        self.flooded = False
         marks = [b"\x1e" + name.encode() for name in (nonce, last) if name]
         self._out, self._err = _Scan(marks, self.stdout), _Scan(marks, self.stderr)
         self.status: int | None = None
@@ -213,8 +227,9 @@ class _Output:
         (self._out if number == 1 else self._err).take(data)
         if self._out.line is not None and self._err.line is not None:
             return self._finish(self._out.line)
-        if self.stdout.total + self.stderr.total > self._limit and not self._flooded.done():
-            self._flooded.set_result(None)
+        if self.stdout.total + self.stderr.total > self._limit and not self.flooded:
+            self.flooded = True
+            self._wake()
         return False
 
     def close(self) -> None:

@@ -273,7 +273,7 @@ class Commands:
     def _stop(self, runner: _Runner, started: float) -> Stop:
         async def stop(attempt: int) -> None:
             if attempt < 2:
-                await self.processes.stop(runner.place, started)
+                await self.processes.stop(runner.place, started, wake=True)
             else:
                 await self.processes.stop_all()
 

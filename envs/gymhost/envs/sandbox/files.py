@@ -37,6 +37,8 @@ _ERRORS = {os.strerror(code): code for code in errno.errorcode} | {
     "Resource busy": errno.EBUSY,
     "Symbolic link loop": errno.ELOOP,
 }
+# How tar says it when a file was written in part.
+_SHORT_WRITE = re.compile(r"Wrote only \d+ of \d+ bytes")
 _HINTS = {
     errno.ENOSPC: ": raise limits.disk",
     errno.EDQUOT: ": raise limits.disk",
@@ -65,7 +67,7 @@ beside=${{1%/*}}/$2
 trap 'rm -f "$beside"' EXIT
 cat >"$beside" || exit
 [ "$(stat -c %s "$beside")" = "$4" ] || exit {_SHORT}
-{{ [ -z "$mode" ] || chmod "$mode" "$beside"; }} && mv -f "$beside" "$1"
+{{ [ -z "$mode" ] || chmod "$mode" "$beside"; }} && mv -f "$beside" "$1" && trap - EXIT
 """
 _LIST = r"""
 cd -P "$1" && find . -mindepth 1 -maxdepth "$2" -exec stat --printf '%f %s %.9Y %n\0' {} +
@@ -362,7 +364,7 @@ def _check(result: CommandResult, path: str | PurePath, timeout: float) -> None:
         raise OSError(*_STATUSES[result.exit_status], name)
     told = result.stderr.strip()
     for line in told.splitlines():
-        reason = line.rpartition(": ")[2]
+        reason = _SHORT_WRITE.sub(os.strerror(errno.ENOSPC), line.rpartition(": ")[2])
         if code := _ERRORS.get(reason):
             raise OSError(code, reason + _HINTS.get(code, ""), name)
     raise OSError(errno.EIO, told or f"The sandbox's programs failed with status {result.exit_status}", name)

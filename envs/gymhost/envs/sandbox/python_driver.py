@@ -158,7 +158,11 @@ class _Session:
         if get_depth() < LEAST_DEPTH:
             set_depth(LEAST_DEPTH)
         self.restore()
-        return self.encode(value, error, exception)
+        try:
+            return self.encode(value, error, exception)
+        except MemoryError:
+            self.images, self.truncated = [], True
+            return self.encode(value, error, exception)
 
     def evaluate(self, code: str) -> object:
         self.cells += 1
@@ -289,6 +293,7 @@ class _Session:
                 self.images.append(data)
 
 
-# From here on modules may come from the working folder; none of those above was to.
-sys.path.insert(0, "")
-_Session().serve()
+if __name__ == "gymhost_driver":
+    # From here on modules may come from the working folder; none of those above was to.
+    sys.path.insert(0, "")
+    _Session().serve()

@@ -35,7 +35,7 @@ sys.path[:] = [folder for folder in sys.path if folder]
 source = b""
 while len(source) < int(sys.argv[1]):
     source += os.read(0, int(sys.argv[1]) - len(source)) or sys.exit(1)
-exec(compile(source, "<gymhost>", "exec"), {"__builtins__": dict(vars(builtins)), "__name__": "gymhost"})
+exec(compile(source, "<gymhost>", "exec"), {"__builtins__": dict(vars(builtins)), "__name__": "gymhost_driver"})
 """
 
 # How many times Python is interrupted before it is ended.

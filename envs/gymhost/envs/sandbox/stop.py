@@ -18,23 +18,27 @@ SLACK = 2
 # command. Processes of ours, and what belongs to older ones or to those of other calls, are left alone.
 _SCRIPT = r"""
 set -f
-spared=" $spared $$ "
+spared=" $spared $$ " new=()
 scan() {
     local pid
     local -a pids
-    parent=() session=() born=() state=() verdict=() found=()
+    [[ $1 == all ]] && parent=() session=() born=() state=() verdict=()
+    found=()
     set +f; pids=(/proc/[0-9]*); set -f
     for pid in "${pids[@]#/proc/}"; do
+        [[ ${parent[pid]} ]] && continue
         line=
         IFS= read -r -d '' line <"/proc/$pid/stat"
         [[ $line ]] || continue
         set -- ${line##*) }
         state[pid]=$1 parent[pid]=$2 session[pid]=$4 born[pid]=${20}
+        new+=("$pid")
     done
-    for pid in "${!parent[@]}"; do
+    for pid in "${new[@]}"; do
         judge "$pid"
         [[ ${verdict[pid]} == 1 && ${state[pid]} != [ZX] ]] && found+=("$pid")
     done
+    new=()
 }
 judge() {
     local up=${parent[$1]}
@@ -56,25 +60,23 @@ begun=$ticks
 if (( patience )); then
     # Stopped, it starts nothing that would escape the signal, and takes notice of its own when theirs has come.
     kill -STOP "$root"
-    scan
+    scan all
     kill -INT "${found[@]}" "$root"
     kill -CONT "${found[@]}" "$root"
-    until now; scan; (( ${#found[@]} == 0 || ticks - begun > patience )); do :; done
+    until now; scan all; (( ${#found[@]} == 0 || ticks - begun > patience )); do :; done
 fi
+# Where there is no room for another process, bash sleeps for seconds and tries again, unless there comes a signal.
+(( wake )) && kill -USR1 "$root"
 [[ $condemned ]] && kill -STOP $condemned
-stopped=" "
-for (( sweep = 0; ; sweep++ )); do
-    scan
-    now
-    (( ${#found[@]} == 0 || ticks - begun > limit )) && break
-    new=()
-    for pid in "${found[@]}"; do [[ $stopped == *" $pid "* ]] || new+=("$pid"); done
-    if (( ${#new[@]} && sweep < 20 )); then
-        kill -STOP "${new[@]}"
-        stopped+="${new[*]} "
-    else
-        kill -KILL "${found[@]}"
-    fi
+while scan all; now; (( ${#found[@]} && ticks - begun <= limit )); do
+    # What is stopped starts nothing more. Only what is new is looked at, to be faster than those who start others.
+    while (( ${#found[@]} && ticks - begun <= limit )); do
+        kill -STOP "${found[@]}"
+        scan new
+        now
+    done
+    scan all
+    kill -KILL "${found[@]}"
 done
 [[ $condemned ]] && kill -KILL $condemned
 echo "${#found[@]}"
@@ -143,6 +145,7 @@ class Processes:
         since: float,
         *,
         interrupt: bool = False,
+        wake: bool = False,
         orphans: bool = True,
         condemned: tuple[Place, ...] = (),
         limit: float = 3.0,
@@ -153,6 +156,7 @@ class Processes:
             root: The process that runs it, which itself is spared.
             since: When it began, by `time.monotonic`.
             interrupt: Whether it is asked first by SIGINT, and the process that runs it too.
+            wake: Whether the process that runs it is a shell of ours, which a signal does nothing to but wake it.
             orphans: Whether what lost its parents is taken for a part of it.
             condemned: Processes of ours that are ended too.
             limit: Seconds after which no more is tried.
@@ -170,6 +174,7 @@ class Processes:
             "since": max(0, int(since * 100 + self._clock) - SLACK),
             "orphans": int(orphans),
             "patience": PATIENCE if interrupt else 0,
+            "wake": int(wake),
             "limit": int(limit * 100),
             "spared": f"'{_words({*self._ours, root.pid, self._container.init})}'",
             "sessions": f"' {_words(sessions)} '",

@@ -119,11 +119,16 @@ class Bubblewrap(Backend):
         client = self._client
         if client is None or not client.alive or self._closed:
             client = await asyncio.to_thread(self._keeper)
-        if snapshot is not None and not (isinstance(snapshot, LayerSnapshot) and snapshot.client is client):
-            raise InvalidArgument("the snapshot is of another backend, or of one that has ended since")
+        layers: LayerSnapshot | None = None
+        if snapshot is not None:
+            if not (isinstance(snapshot, LayerSnapshot) and snapshot.client is client):
+                raise InvalidArgument("the snapshot is of another backend, or its keeper has ended since")
+            if snapshot.discarded:
+                raise InvalidArgument("the snapshot was discarded")
+            layers = snapshot
         _check_paths(spec)
         if client.is_root and self._uids is not None:
-            uid = snapshot.uid if isinstance(snapshot, LayerSnapshot) else self._uids.take()
+            uid = layers.uid if layers is not None else self._uids.take()
         else:
             uid = None
         texts = arguments.etc_texts(spec)
@@ -132,7 +137,7 @@ class Bubblewrap(Backend):
         container = BubblewrapContainer(client, spec, uid)
         self._containers[container.id] = container
         try:
-            await container.start(etc, snapshot.name if isinstance(snapshot, LayerSnapshot) else None)
+            await container.start(etc, layers.name if layers is not None else None)
         except BaseException:
             container.kill()
             raise

@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Mapping
 
-__all__ = ["Group", "Groups", "counted", "thaw_all"]
+__all__ = ["Group", "Groups", "counted", "remove_all", "thaw_all"]
 
 PREFIX = "gymhost-sandboxes-"
 
@@ -88,12 +88,6 @@ class Groups:
             group.remove()
             raise
         return group
-
-    def close(self) -> None:
-        """Removes the keeper's folders, when the groups in them are gone."""
-        for controller in self.folders:
-            with contextlib.suppress(OSError):
-                os.rmdir(self.folders[controller])
 
 
 class Group:
@@ -209,10 +203,25 @@ def counted(version: int, folders: Mapping[str, str], name: str, what: str) -> i
 
 def thaw_all(folder: str) -> None:
     """Has what stands still in a keeper's folder go on: with version 1 it could not even be killed."""
-    for file, value in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
+    for inner in _groups_in(folder):
+        for file, value in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
+            with contextlib.suppress(OSError):
+                _write(f"{inner}/{file}", value)
+
+
+def remove_all(folder: str) -> None:
+    """Removes a keeper's folder with its groups, where all processes in them have ended."""
+    for path in (*_groups_in(folder), folder):
         with contextlib.suppress(OSError):
-            for inner in os.listdir(folder):
-                _write(f"{folder}/{inner}/{file}", value)
+            os.rmdir(path)
+
+
+def _groups_in(folder: str) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.path for entry in entries if entry.is_dir()]
+    except OSError:
+        return []
 
 
 def _parents() -> dict[str, str]:
@@ -279,28 +288,27 @@ def _mounts() -> dict[str, tuple[str, str]]:
 
 
 def _sweep(parent: str) -> None:
-    """Removes what dead keepers left behind."""
+    """Removes what dead keepers left behind, here and beside: at another start a worker may be in another group."""
+    for folder in {parent, *_groups_in(os.path.dirname(parent))}:
+        for path in _groups_in(folder):
+            if os.path.basename(path).startswith(PREFIX):
+                _sweep_one(path)
+
+
+def _sweep_one(path: str) -> None:
     try:
-        names = [name for name in os.listdir(parent) if name.startswith(PREFIX)]
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return
-    for name in names:
-        path = os.path.join(parent, name)
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            thaw_all(path)
-            for inner in os.listdir(path):
-                with contextlib.suppress(OSError):
-                    os.rmdir(os.path.join(path, inner))
-            os.rmdir(path)
-        except OSError:
-            pass  # its keeper lives, or what was in it ends only now: the next one finds it
-        finally:
-            os.close(descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        pass  # its keeper lives
+    else:
+        thaw_all(path)
+        remove_all(path)
+    finally:
+        os.close(descriptor)
 
 
 def _read(path: str) -> str:

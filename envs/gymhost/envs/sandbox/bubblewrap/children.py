@@ -8,6 +8,7 @@ import errno
 import fcntl
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,13 @@ from gymhost.envs.sandbox.bubblewrap import layers, syscalls
 from gymhost.envs.sandbox.bubblewrap.cgroups import Group
 from gymhost.envs.sandbox.bubblewrap.root import BOX
 
-__all__ = ["Plan", "become_bwrap", "join", "run"]
+__all__ = ["COPY_LIMIT", "Plan", "become_bwrap", "copying", "in_memory", "join", "run"]
+
+# The status of a child that failed for a reason without a number.
+FAILED = 125
+
+# Seconds that copying what a sandbox has written may take.
+COPY_LIMIT = 100
 
 # Descriptors are moved beyond this one before they get the numbers that they shall have.
 _BEYOND = 64
@@ -66,16 +73,49 @@ class Plan:
 
 
 def run(work: Callable[[], None]) -> int:
-    """Starts a child that does some work and ends, and returns its process id. Its status is 0 where all went well."""
+    """Starts a child that does some work and ends, and returns its process id.
+
+    Its status is 0 where all went well, else the number of the error where it has one.
+    """
     pid = os.fork()
     if pid != 0:
         return pid
+    status = FAILED
     try:
         work()
-        os._exit(0)
+        status = 0
     except BaseException as error:  # noqa: BLE001 - it must not go on as a second keeper
+        if isinstance(error, OSError) and error.errno is not None:
+            status = min(error.errno, FAILED)
         print(f"gymhost: {error}", file=sys.stderr, flush=True)
-    os._exit(125)
+    finally:
+        os._exit(status)
+
+
+def in_memory(data: bytes) -> int:
+    """Returns a file with some bytes, at its beginning."""
+    descriptor = os.memfd_create("gymhost")
+    os.write(descriptor, data)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def copying(work: Callable[[], None]) -> tuple[int, Callable[[], str]]:
+    """Starts a child, and returns its process id and what tells, once at its end, what it said of its failure."""
+    file = os.memfd_create("gymhost")
+
+    def speaking() -> None:
+        os.dup2(file, 2)
+        signal.alarm(COPY_LIMIT)
+        work()
+
+    def said() -> str:
+        try:
+            return os.pread(file, 4096, 0).decode(errors="replace").removeprefix("gymhost: ").strip()
+        finally:
+            os.close(file)
+
+    return run(speaking), said
 
 
 def become_bwrap(

@@ -48,6 +48,11 @@ class LayerSnapshot(Snapshot):
         self.uid = uid
         self._discarded = False
 
+    @property
+    def discarded(self) -> bool:
+        """Whether it is given up."""
+        return self._discarded
+
     async def discard(self) -> None:
         """Has the keeper remove the layers that nothing else stands on."""
         self._drop()
@@ -101,7 +106,7 @@ class BubblewrapContainer(Container):
     async def start(self, etc: str, snapshot: str | None) -> None:
         """Has the keeper start it, and waits for its first word."""
         spec, limits, client = self.spec, self.spec.limits, self._client
-        ours, theirs = _pipes()
+        ours, theirs = _pipes(self._uid)
         self.main = PipeStream(*ours)
         by_rlimit = "processes" not in client.holds and self.limits_in_force["processes"]
         processes = limits.processes if by_rlimit else None
@@ -208,7 +213,7 @@ class BubblewrapContainer(Container):
     ) -> tuple[PipeStream, int]:
         if not self.alive:
             raise SandboxLost("the sandbox is gone")
-        ours, theirs = _pipes()
+        ours, theirs = _pipes(self._uid)
         stream = PipeStream(*ours)
         try:
             answer = await self._client.request(
@@ -274,12 +279,17 @@ class BubblewrapContainer(Container):
     async def snapshot(self) -> Snapshot | None:
         """Copies what it has written since it began, as a layer, while its processes stand still.
 
+        In a sandbox that begins with it a file with several names is several files once it is written to.
+
         Raises:
             SandboxLost: It is gone.
-            CapacityExhausted: There is not enough memory for the copy.
+            CapacityExhausted: Snapshots take as much memory as they may have; discard some.
             SandboxUnavailable: The files can't be copied, such as folders that are nested hundreds deep.
         """
-        answer = await self._client.request("snapshot", timeout=SNAPSHOT_LIMIT, name=self.id)
+        try:
+            answer = await self._client.request("snapshot", timeout=SNAPSHOT_LIMIT, name=self.id)
+        except CapacityExhausted as error:
+            raise CapacityExhausted(f"there is no room for another snapshot, discard some: {error.message}") from error
         return LayerSnapshot(self._client, answer["snapshot"], self._uid)
 
     async def destroy(self) -> None:
@@ -300,12 +310,14 @@ class BubblewrapContainer(Container):
             self._client.post("destroy", name=self.id)
 
 
-def _pipes() -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """Returns both ends of three pipes: ours and theirs."""
+def _pipes(uid: int | None) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """Returns both ends of three pipes, ours and theirs: the user's of the sandbox, who may open /dev/stderr anew."""
     made: list[int] = []
     try:
         for _ in range(3):
             made += os.pipe()
+            if uid is not None:
+                os.fchown(made[-1], uid, -1)
     except OSError as error:
         for descriptor in made:
             os.close(descriptor)

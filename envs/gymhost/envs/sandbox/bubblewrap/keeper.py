@@ -30,7 +30,7 @@ if __name__ == "__main__":
         sys.modules[_package.__name__] = _package
 
 from gymhost.envs.sandbox.bubblewrap import children, layers, root, syscalls
-from gymhost.envs.sandbox.bubblewrap.cgroups import Group, Groups
+from gymhost.envs.sandbox.bubblewrap.cgroups import Group, Groups, remove_all
 from gymhost.envs.sandbox.bubblewrap.stacks import Stacks
 from gymhost.envs.sandbox.bubblewrap.stillness import stand_still
 
@@ -113,7 +113,8 @@ class Keeper:
         while self._boxes and time.monotonic() < until:
             self._poll.poll(100)
             self._reap(wake)
-        self._groups.close()
+        for folder in self._groups.folders.values():
+            remove_all(folder)
 
     def _watch(self, descriptor: int, action: Callable[[], None]) -> None:
         self._readable[descriptor] = action
@@ -203,8 +204,8 @@ class Keeper:
         stack = [] if snapshot is None else self._stacks.of(snapshot)
         wanted = children.Plan(**plan)
         # One for all: the processes have descriptors of their own of it, but its offset would be shared.
-        options = _in_memory(os.fsencode("\0".join([*wanted.options, ""])))
-        program = _in_memory(self._filters[network])
+        options = children.in_memory(os.fsencode("\0".join([*wanted.options, ""])))
+        program = children.in_memory(self._filters[network])
         told, tells = os.pipe2(os.O_CLOEXEC)
         own_group: Group | None = None
         try:
@@ -351,10 +352,10 @@ class Keeper:
                 answer(snapshot=layer)
             else:
                 self._stacks.throw_away(layer)
-                answer(error=reason)
+                answer(error=reason or f"copying files took longer than {children.COPY_LIMIT} s", errno=status)
             self._stacks.release(box.stack)
 
-        pid, failure = _said(lambda: layers.make(layer, source, box.stack))
+        pid, failure = children.copying(lambda: layers.make(layer, source, box.stack))
         self._ended[pid] = copied
 
     def _do_discard(self, answer: Answer, _: Sequence[int], snapshot: str) -> None:
@@ -370,31 +371,6 @@ def _without_limits(plan: children.Plan) -> children.Plan:
     return dataclasses.replace(plan, rlimits={"CORE": 0}, processes=None)
 
 
-def _in_memory(data: bytes) -> int:
-    """Returns a file with some bytes, at its beginning."""
-    descriptor = os.memfd_create("gymhost")
-    os.write(descriptor, data)
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    return descriptor
-
-
-def _said(work: Callable[[], None]) -> tuple[int, Callable[[], str]]:
-    """Starts a child, and returns its process id and what tells, once at its end, what it said of its failure."""
-    file = os.memfd_create("gymhost")
-
-    def speaking() -> None:
-        os.dup2(file, 2)
-        work()
-
-    def said() -> str:
-        try:
-            return os.pread(file, 4096, 0).decode(errors="replace").removeprefix("gymhost: ").strip()
-        finally:
-            os.close(file)
-
-    return children.run(speaking), said
-
-
 def main() -> None:
     """Becomes the keeper, or says why it can't be."""
     channel = socket.socket(fileno=int(sys.argv[1]))
@@ -403,6 +379,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # For a moment its children are seen in sandboxes, where nobody needs to know of the host's folders.
     syscalls.rename("gymhost sandboxes")
+    syscalls.many_files()
     step = "namespaces"
     try:
         is_root = root.own_namespaces()

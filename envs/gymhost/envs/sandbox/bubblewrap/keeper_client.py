@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gymhost.envs.sandbox.bubblewrap.cgroups import thaw_all
+from gymhost.envs.sandbox.bubblewrap.cgroups import remove_all, thaw_all
 from gymhost.envs.sandbox.bubblewrap.keeper import PACKET
 from gymhost.envs.sandbox.bubblewrap.root import BWRAP
 from gymhost.wire.errors import CapacityExhausted, InvalidArgument, SandboxLost, SandboxUnavailable
@@ -200,6 +200,8 @@ class KeeperClient:
             thaw_all(folder)
         self._on_end(None)
         self._stop()
+        for folder in self.folders.values():
+            remove_all(folder)
 
     def close(self) -> None:
         """Ends the keeper and all that it made. Waits for that, bounded; may be called twice, from any thread."""

@@ -15,6 +15,9 @@ BWRAP = f"{HOME}/bwrap"
 ETC = f"{HOME}/etc"
 LAYERS = f"{HOME}/layers"
 
+# How much of the machine's memory the layers of snapshots may take.
+SIZE = "25%"
+
 _OLD = ".host"
 
 # Folders of the host that sandboxes have no use for; the keeper's own processes are seen in a /proc of its own.
@@ -53,7 +56,7 @@ def enter(bwrap: Mapping[str, str]) -> None:
         OSError: The machine refuses.
     """
     syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
-    syscalls.mount("tmpfs", "/tmp", "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=0755")
+    syscalls.mount("tmpfs", "/tmp", "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, f"mode=0755,size={SIZE}")
     os.mkdir(f"/tmp/{_OLD}")
     syscalls.pivot_root("/tmp", f"/tmp/{_OLD}")
     os.chdir("/")

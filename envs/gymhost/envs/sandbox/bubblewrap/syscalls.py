@@ -26,6 +26,7 @@ __all__ = [
     "fresh_signals",
     "hide_memory",
     "limit",
+    "many_files",
     "mount",
     "no_new_privileges",
     "pivot_root",
@@ -161,6 +162,12 @@ def rename(title: str) -> None:
         start, end = (int(word) for word in file.read().rpartition(")")[2].split()[45:47])
     if 0 < start < end:
         ctypes.memmove(start, title.encode()[: end - start - 1].ljust(end - start, b"\0"), end - start)
+
+
+def many_files() -> None:
+    """Has this process open as many files as it ever may."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def fresh_signals() -> None:

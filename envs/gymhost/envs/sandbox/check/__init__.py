@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from gymhost.envs.findings import Finding, Report
 from gymhost.envs.sandbox.backend import Backend
 from gymhost.envs.sandbox.check import decoding, files, fork, isolation, leaks, limits, shells, timeouts, trees
-from gymhost.envs.sandbox.check.host import Secrets, secrets_planted
-from gymhost.envs.sandbox.check.trial import Family, Trial
+from gymhost.envs.sandbox.check.host import secrets_planted
+from gymhost.envs.sandbox.check.trial import Case, Family, Trial, shown
 from gymhost.envs.sandbox.pool import Pool
 from gymhost.envs.sandbox.spec import SandboxSpec
-from gymhost.wire.errors import Error, InvalidArgument, SandboxUnavailable
+from gymhost.wire.errors import InvalidArgument, SandboxUnavailable
 
 __all__ = ["FAMILIES", "check"]
 
@@ -47,69 +47,88 @@ async def check(
     Args:
         backend: What to check; it is not closed.
         spec: What its sandboxes are to be like, such as their image.
-        families: Which families to check, of `FAMILIES`; None for all.
+        families: Which families to check, of `FAMILIES`, or which single checks, by the names that the report gives
+            them, such as `files: odd names`; None for all.
         progress: Told what is checked next.
 
     Returns:
         What was found: a limit that is not in force is advice, what does not hold is an error.
 
     Raises:
-        InvalidArgument: There is no such family.
+        InvalidArgument: There is no such family or check.
         SandboxUnavailable: This machine can't use the backend; the message says what to install or set.
     """
-    chosen = list(_FAMILIES) if families is None else [name for name in _FAMILIES if name in families]
-    for name in families or ():
-        if name not in _FAMILIES:
-            raise InvalidArgument(f"there is no family {name!r}: it is one of {', '.join(_FAMILIES)}")
-    if problem := await backend.problem():
-        raise SandboxUnavailable(problem)
+    chosen = _choose(families)
     spec = SandboxSpec() if spec is None else spec
     pool = Pool(backend)
+    report = Report(f"sandbox {backend.name}", purpose="run what a model wrote")
+    if families is not None:
+        report.purpose += f", as far as {' and '.join(families)} can tell"
+    found: dict[str, list[Finding]] = {name: [] for name in chosen}
 
     def say(title: str) -> None:
         if progress is not None:
             progress(title)
 
-    report = Report(f"sandbox {backend.name}", purpose="run what a model wrote")
-    if len(chosen) < len(_FAMILIES):
-        report.purpose += f", as far as {' and '.join(chosen)} can tell"
+    async def run(name: str) -> None:
+        if name == isolation.FAMILY.name and not backend.isolates:
+            found[name].append(_NO_ISOLATION)
+            return
+        for case in chosen[name]:
+            title = f"{name}: {case.topic}"
+            say(title)
+            found[name].append(await Trial(pool, spec, secrets).run(title, case))
+
     with secrets_planted() as secrets:
+        if problem := await backend.problem():
+            raise SandboxUnavailable(problem)
         say("making one")
-        report.findings.append(await _made(pool, spec, secrets))
+        report.findings.append(await _made(Trial(pool, spec, secrets)))
         if not report.ok:
             return report
-        found: dict[str, list[Finding]] = {}
-
-        async def run(family: Family) -> None:
-            found[family.name] = [_NO_ISOLATION]
-            if family is isolation.FAMILY and not backend.isolates:
-                return
-            found[family.name] = []
-            for case in family.cases:
-                say(f"{family.name}: {case.topic}")
-                found[family.name].append(await Trial(pool, spec, secrets).run(family, case))
-
         async with asyncio.TaskGroup() as together:
             for name in chosen:
                 if not _FAMILIES[name].alone:
-                    together.create_task(run(_FAMILIES[name]))
+                    together.create_task(run(name))
         for name in chosen:
             if _FAMILIES[name].alone:
-                await run(_FAMILIES[name])
-    report.findings += [finding for name in chosen for finding in found[name]]
+                await run(name)
+    report.findings += [finding for findings in found.values() for finding in findings]
     return report
 
 
-async def _made(pool: Pool, spec: SandboxSpec, secrets: Secrets) -> Finding:
+def _choose(names: Sequence[str] | None) -> dict[str, list[Case]]:
+    """Returns the checks to run, by their families.
+
+    Raises:
+        InvalidArgument: A name is none.
+    """
+    known = {name for family in _FAMILIES.values() for name in (family.name, *_titles(family))}
+    for name in names or ():
+        if name not in known:
+            raise InvalidArgument(
+                f"there is no check {name!r}: it is one of {', '.join(FAMILIES)}, or a single one of them"
+            )
+    chosen: dict[str, list[Case]] = {}
+    for family in _FAMILIES.values():
+        for title, case in _titles(family).items():
+            if names is None or family.name in names or title in names:
+                chosen.setdefault(family.name, []).append(case)
+    return chosen
+
+
+def _titles(family: Family) -> dict[str, Case]:
+    return {f"{family.name}: {case.topic}": case for case in family.cases}
+
+
+async def _made(trial: Trial) -> Finding:
     """Makes one, so that what is wrong with all is told once."""
-    trial = Trial(pool, spec, secrets)
     started = time.monotonic()
-    try:
+
+    async def answers(trial: Trial) -> None:
         async with trial.sandbox() as sandbox:
             result = await sandbox.run("echo fine")
-            seconds = time.monotonic() - started
-    except (Error, OSError) as error:
-        return Finding("error", "making one", f"{type(error).__name__}: {error}")
-    if result.stdout != "fine\n":
-        return Finding("error", "making one", f"`echo fine` gave {result}")
-    return Finding("ok", "making one", f"The first answer came after {1000 * seconds:.0f} ms.")
+            trial.note(f"The first answer came after {1000 * (time.monotonic() - started):.0f} ms.")
+        trial.expect(result.stdout == "fine\n", f"`echo fine` gave {shown(result)}")
+
+    return await trial.run("making one", Case("making one", answers))

@@ -3,11 +3,11 @@
 import contextlib
 import os
 import tempfile
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Held", "Secrets", "held", "process_namespace", "processes_with", "secrets_planted"]
+__all__ = ["Held", "Secrets", "command_lines", "groups_with", "held", "process_namespace", "secrets_planted", "traces"]
 
 # As those that servers commonly have; one of no known name shows a filter that goes by names.
 _VARIABLES = ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "GYMHOST_TOKEN", "FOO_PRIVATE")
@@ -49,10 +49,9 @@ def secrets_planted() -> Generator[Secrets, None, None]:
         yield Secrets({name: os.environ[name] for name in _VARIABLES}, tuple(files), text)
 
 
-def processes_with(mark: str) -> list[int]:
-    """Returns the processes of the host whose command line has a text."""
-    sought = mark.encode()
-    return [pid for pid in _pids() if sought in _read(f"/proc/{pid}/cmdline")]
+def command_lines() -> bytes:
+    """Returns the command lines of all processes of the host."""
+    return b"\n".join(_read(f"/proc/{pid}/cmdline") for pid in _pids())
 
 
 def process_namespace() -> str:
@@ -62,14 +61,12 @@ def process_namespace() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What this process and those below it hold, and what they left elsewhere."""
+    """What this process and those below it hold."""
 
     processes: int
     descriptors: int
     mounts: int
     memory: int
-    folders: frozenset[str]
-    cgroups: frozenset[str]
 
 
 def held() -> Held:
@@ -80,9 +77,22 @@ def held() -> Held:
         descriptors=sum(_entries(f"/proc/{pid}/fd") for pid in tree),
         mounts=sum(_read(f"/proc/{pid}/mountinfo").count(b"\n") for pid in _one_a_namespace(tree)),
         memory=sum(_resident(pid) for pid in tree),
-        folders=frozenset(_named_folders(tempfile.gettempdir(), "/dev/shm", "/run", "/var/tmp")),
-        cgroups=frozenset(_cgroups()),
     )
+
+
+def groups_with(mark: str) -> set[str]:
+    """Returns the folders of the control groups of processes with a mark in their command lines, but this process's."""
+    marked = [pid for pid in _pids() if mark.encode() in _read(f"/proc/{pid}/cmdline")]
+    return {group for pid in marked for group in _groups(pid)} - _groups(os.getpid())
+
+
+def traces(names: Collection[str]) -> list[str]:
+    """Returns what has one of some names: of temporary files, mounts and control groups."""
+    places = dict.fromkeys((tempfile.gettempdir(), "/tmp", "/dev/shm", "/run", "/var/tmp"))
+    found = [f"{place}/{name}" for place in places for name in _listed(place)]
+    found += [line.decode(errors="replace") for line in _read("/proc/self/mountinfo").splitlines()]
+    found += [f"{folder}/{name}" for folder, below, _ in os.walk("/sys/fs/cgroup") for name in below]
+    return [trace for trace in found if any(name in trace for name in names)]
 
 
 def _pids() -> Iterator[int]:
@@ -112,21 +122,24 @@ def _one_a_namespace(pids: list[int]) -> list[int]:
     return list(chosen.values())
 
 
-def _cgroups() -> Iterator[str]:
-    for folder, below, _ in os.walk("/sys/fs/cgroup"):
-        yield from (f"{folder}/{name}" for name in below if "gymhost" in name or "gymhost" in folder)
+def _groups(pid: int) -> set[str]:
+    """The folders of a process's control groups, in whatever way they are mounted."""
+    lines = _read(f"/proc/{pid}/cgroup").decode().splitlines()
+    found: set[str] = set()
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        tops = ("", "/unified") if not controllers else (f"/{controllers.removeprefix('name=')}",)
+        found.update(folder for top in tops if os.path.isdir(folder := f"/sys/fs/cgroup{top}{path}"))  # noqa: PTH112
+    return found
 
 
-def _named_folders(*places: str) -> Iterator[str]:
-    for place in places:
-        with contextlib.suppress(OSError):
-            yield from (f"{place}/{name}" for name in os.listdir(place) if name.startswith("gymhost"))
+def _listed(folder: str) -> list[str]:
+    with contextlib.suppress(OSError):
+        return os.listdir(folder)
+    return []
 
 
 def _entries(folder: str) -> int:
-    with contextlib.suppress(OSError):
-        return len(os.listdir(folder))
-    return 0
+    return len(_listed(folder))
 
 
 def _resident(pid: int) -> int:

@@ -2,11 +2,12 @@
 
 import asyncio
 import gc
+import os
 import time
 from collections.abc import Awaitable, Callable
 
-from gymhost.envs.sandbox.check.host import held
-from gymhost.envs.sandbox.check.trial import SOON, Family, NotTried, Trial, new_mark
+from gymhost.envs.sandbox.check.host import Held, groups_with, held, traces
+from gymhost.envs.sandbox.check.trial import SOON, UNSEEN, Family, NotTried, Trial, new_mark
 from gymhost.wire.errors import SandboxLost
 
 __all__ = ["FAMILY"]
@@ -22,33 +23,35 @@ _MEMORY = 300_000
 @FAMILY.case("what sandboxes leave")
 async def _left(trial: Trial) -> None:
     marks: list[str] = []
+    groups: set[str] = set()
 
-    async def live() -> None:
-        sandbox = await trial.create()
-        try:
+    async def live() -> list[str]:
+        async with trial.sandbox() as sandbox:
             mark = new_mark()
             shell = await sandbox.shell()
             await shell.run(f"setsid sleep {mark} >/dev/null 2>&1 & echo x >file")
             await sandbox.write("folder/file", b"x")
+            await trial.appears(sandbox, mark)
             marks.append(mark)
-        finally:
-            await trial.destroy(sandbox)
+            groups.update(groups_with(mark))
+            return [sandbox.id] if trial.backend.isolates else [sandbox.id, sandbox.spec.workdir]
 
     for _ in range(_WARM_UP):
         await live()
     await _compare(trial, live, _ROUNDS, f"{_ROUNDS} sandboxes that were destroyed")
-    for mark in marks:
-        if not trial.expect(await trial.gone(mark), "a process outlives its sandbox"):
-            break
+    trial.expect(not await trial.left(*marks), "processes outlive their sandboxes")
+    left = [group for group in groups if os.path.exists(group)]  # noqa: ASYNC240, PTH110
+    trial.expect(not left, f"{len(left)} control groups outlive their sandboxes, such as {''.join(left[:1])}")
 
 
 @FAMILY.case("copies and snapshots")
 async def _copies(trial: Trial) -> None:
-    async def live() -> None:
+    async def live() -> list[str]:
         async with trial.sandbox() as parent:
             await parent.write("file", b"x")
             copies = await parent.fork(2)
             await trial.destroy(*copies)
+            return [sandbox.id for sandbox in (parent, *copies)]
 
     for _ in range(2):
         await live()
@@ -63,14 +66,12 @@ async def _forgotten(trial: Trial) -> None:
         sandbox = await trial.create()
         shell = await sandbox.shell()
         await shell.run(f"sleep {mark} >/dev/null 2>&1 &")
-        return await trial.appears(mark, sandbox)
+        return await trial.appears(sandbox, mark)
 
     seen = await forget()
     gc.collect()
     if not seen:
-        raise NotTried(
-            "processes of its sandboxes are not seen on this machine, so nobody can tell whether they are left"
-        )
+        raise NotTried(UNSEEN)
     trial.expect(await trial.gone(mark), "a sandbox that nothing refers to any more goes on")
 
 
@@ -115,7 +116,7 @@ async def _busy(trial: Trial) -> None:
     sandbox = await trial.create()
     try:
         task = asyncio.create_task(sandbox.run(f"sleep {mark}", timeout=60))
-        await trial.appears(mark, sandbox)
+        await trial.appears(sandbox, mark)
     finally:
         await trial.destroy(sandbox)
     try:
@@ -129,32 +130,30 @@ async def _busy(trial: Trial) -> None:
     trial.expect(await trial.gone(mark), "the command outlives its sandbox")
 
 
-async def _compare(trial: Trial, live: Callable[[], Awaitable[None]], rounds: int, what: str) -> None:
-    """Does something so many times, and says of what there is more by at least one for every second time."""
+async def _compare(trial: Trial, live: Callable[[], Awaitable[list[str]]], rounds: int, what: str) -> None:
+    """Does something so many times, and says what has one of the names that it returns, and what there is more of."""
     gc.collect()
     before = held()
-    for _ in range(rounds):
-        await live()
-    folders = cgroups = None
-    # What ends with a sandbox may take a moment more than destroy, and others on this machine have theirs besides.
+    names = [name for _ in range(rounds) for name in await live()]
+    # What ends with a sandbox may take a moment more than destroy.
     end = time.monotonic() + SOON
-    while True:
-        gc.collect()
-        now = held()
-        folders = now.folders - before.folders if folders is None else folders & now.folders
-        cgroups = now.cgroups - before.cgroups if cgroups is None else cgroups & now.cgroups
-        more = {
-            "processes": now.processes - before.processes,
-            "open descriptors": now.descriptors - before.descriptors,
-            "mounts": now.mounts - before.mounts,
-            "folders": len(folders),
-            "cgroups": len(cgroups),
-        }
-        left = [f"{count} {name}" for name, count in more.items() if count >= rounds / 2]
-        if now.memory - before.memory > rounds * _MEMORY:
-            left.append(f"{(now.memory - before.memory) // 2**20} MiB of memory")
-        if not left:
-            return None
+    while left := _growth(before, rounds) + traces(names):
         if time.monotonic() > end:
-            return trial.fault(f"{what} left {', '.join(left)}")
+            return trial.fault(f"{what} left {', '.join(left[:10])}")
         await asyncio.sleep(0.1)
+    return None
+
+
+def _growth(before: Held, rounds: int) -> list[str]:
+    """Returns what there is more of by at least one for every second round."""
+    gc.collect()
+    now = held()
+    more = {
+        "processes": now.processes - before.processes,
+        "open descriptors": now.descriptors - before.descriptors,
+        "mounts": now.mounts - before.mounts,
+    }
+    grown = [f"{count} {name}" for name, count in more.items() if count >= rounds / 2]
+    if now.memory - before.memory > rounds * _MEMORY:
+        grown.append(f"{(now.memory - before.memory) // 2**20} MiB of memory")
+    return grown

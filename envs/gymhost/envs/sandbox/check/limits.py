@@ -38,7 +38,7 @@ async def _in_force(trial: Trial) -> None:
             if how:
                 trial.note(f"{name}: {how}")
             elif name in _REMEDIES and getattr(trial.spec.limits, name) is not None:
-                trial.advise(f"{name}: not in force. {_REMEDIES[name]}.")
+                trial.advise(f"{name}: not in force. {_remedy(trial, name)}.")
         for name in _REMEDIES:
             if name not in sandbox.limits_in_force:
                 trial.fault(f"it does not say whether the limit of {name} is in force")
@@ -64,7 +64,7 @@ async def _memory_together(trial: Trial) -> None:
     share = _LIMITS.memory * 2 // 5
     async with _limited(trial, "memory") as sandbox:
         if "by itself" in sandbox.limits_in_force["memory"]:
-            return trial.advise(f"It is held for each process by itself. {_REMEDIES['memory']}.")
+            return trial.advise(f"It is held for each process by itself. {_remedy(trial, 'memory')}.")
         # Each keeps its share until all have theirs.
         hog = f"{{ head -c {share} /dev/zero; sleep 2; }} | tail >/dev/null"
         wait = "for i in 1 2 3 4; do wait ${held[i]} || lost=1; done; exit $lost"
@@ -153,7 +153,7 @@ async def _disk(trial: Trial) -> None:
 async def _many_files(trial: Trial) -> None:
     async with _limited(trial, "disk") as sandbox:
         if "by itself" in sandbox.limits_in_force["disk"]:
-            return trial.advise(f"It is held for each file by itself. {_REMEDIES['disk']}.")
+            return trial.advise(f"It is held for each file by itself. {_remedy(trial, 'disk')}.")
         wanted = 2 * _LIMITS.disk // 4096
         write = f'for ((i = 0; i < {wanted}; i++)); do echo "$page" >f$i || break; done 2>/dev/null; echo $i'
         result = await sandbox.run(f"printf -v page %4096s x; {write}", timeout=30)
@@ -231,7 +231,7 @@ async def _usage(trial: Trial) -> None:
         usage = await sandbox.usage()
         missing = [name for name in ("memory", "processes", "cpu_seconds", "disk") if getattr(usage, name) is None]
         if missing:
-            trial.advise(f"It does not tell the usage of {', '.join(missing)}")
+            trial.advise(f"It does not tell the usage of {', '.join(missing)}. {_remedy(trial, 'memory')}.")
         trial.expect(
             usage.processes is None or 2 <= usage.processes < 20, f"two processes are said to be {usage.processes}"
         )
@@ -252,8 +252,13 @@ async def _limited(trial: Trial, name: str, limits: Limits = _LIMITS) -> AsyncGe
     """
     async with trial.sandbox(limits=limits) as sandbox:
         if not sandbox.limits_in_force.get(name):
-            raise NotTried("the limit is not in force")
+            raise NotTried(f"the limit is not in force. {_remedy(trial, name)}")
         yield sandbox
+
+
+def _remedy(trial: Trial, name: str) -> str:
+    """Returns what to do for a limit to be in force."""
+    return _REMEDIES[name] if trial.backend.isolates else "Use bubblewrap or Docker"
 
 
 async def _watched(sandbox: Sandbox, work: Awaitable[CommandResult]) -> tuple[CommandResult | None, int]:

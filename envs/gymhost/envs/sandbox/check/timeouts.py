@@ -101,7 +101,7 @@ async def _cancelled(trial: Trial) -> None:
         for runner in (sandbox, shell):
             mark = new_mark()
             task = asyncio.create_task(runner.run(f"sleep {mark}", timeout=60))
-            await trial.appears(mark, sandbox)
+            await trial.appears(sandbox, mark)
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from gymhost.envs.sandbox.check.host import process_namespace
-from gymhost.envs.sandbox.check.trial import Family, NotTried, Trial, new_mark, shown
+from gymhost.envs.sandbox.check.trial import UNSEEN, Family, NotTried, Trial, new_mark, shown
 from gymhost.wire.errors import SandboxLost
 
 __all__ = ["FAMILY"]
@@ -26,9 +26,9 @@ _WAYS = {
 
 
 def _start_all() -> tuple[dict[str, str], str]:
-    """The mark of each way, and what starts them all."""
-    marks = {what: new_mark() for what in _WAYS}
-    return marks, "\n".join(way.replace("{}", marks[what]) for what, way in _WAYS.items())
+    """What each mark stands for, and what starts them all."""
+    marks = {new_mark(): what for what in _WAYS}
+    return marks, "\n".join(_WAYS[what].replace("{}", mark) for mark, what in marks.items())
 
 
 @FAMILY.case("after a time-out")
@@ -39,33 +39,29 @@ async def _after_timeout(trial: Trial) -> None:
             marks, start = _start_all()
             result = await runner.run(f"{start}\nsleep 60", timeout=1.0)
             trial.expect(result.limit == "time", f"no time limit fired: {shown(result)}")
-            for what, mark in marks.items():
-                trial.expect(await trial.gone(mark, sandbox), f"{what} of {name} outlives its time-out")
+            for mark in await trial.left(*marks, sandbox=sandbox):
+                trial.fault(f"{marks[mark]} of {name} outlives its time-out")
         await trial.usable(sandbox)
 
 
 @FAMILY.case("after destroy()")
 async def _after_destroy(trial: Trial) -> None:
     sandbox = await trial.create()
-    started: list[tuple[str, str, str]] = []
-    seen = True
+    started: dict[str, str] = {}
     try:
         shell = await sandbox.shell()
         for runner, name in ((sandbox, "a command"), (shell, "the shell")):
             marks, start = _start_all()
             result = await runner.run(f"{start}\ntrue", timeout=10)
             trial.expect(result.ok, f"{name} that starts them did not end at once: {shown(result)}")
-            for what, mark in marks.items():
-                seen = await trial.appears(mark, sandbox) and seen
-                started.append((what, name, mark))
+            started |= {mark: f"{what} of {name}" for mark, what in marks.items()}
+        seen = await trial.appears(sandbox, *started)
     finally:
         await trial.destroy(sandbox)
     if not seen:
-        raise NotTried(
-            "processes of its sandboxes are not seen on this machine, so nobody can tell whether they are left"
-        )
-    for what, name, mark in started:
-        trial.expect(await trial.gone(mark), f"{what} of {name} outlives its sandbox")
+        raise NotTried(UNSEEN)
+    for mark in await trial.left(*started):
+        trial.fault(f"{started[mark]} outlives its sandbox")
 
 
 @FAMILY.case("background processes of a command that ends")
@@ -106,8 +102,8 @@ async def _numbers(trial: Trial) -> None:
     mark = new_mark()
     async with trial.sandbox() as sandbox:
         result = await sandbox.run(f"sleep {mark} >/dev/null 2>&1 & echo $!")
-        if not await trial.appears(mark, sandbox):
-            raise NotTried("processes of its sandboxes are not seen on this machine")
+        if not await trial.appears(sandbox, mark):
+            raise NotTried(UNSEEN)
         inside = int(result.stdout)
         statuses = [_status(pid) for pid in os.listdir("/proc") if pid.isdigit() and mark in _command_line(pid)]
         numbers = {line for status in statuses for line in status.splitlines() if line.startswith("NSpid:")}

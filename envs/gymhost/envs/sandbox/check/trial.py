@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gymhost.envs.findings import Finding
-from gymhost.envs.sandbox.check.host import Secrets, processes_with
+from gymhost.envs.sandbox.check.host import Secrets, command_lines
 from gymhost.envs.sandbox.pool import Pool
 from gymhost.envs.sandbox.results import CommandResult
 from gymhost.envs.sandbox.sandbox import Sandbox
@@ -19,7 +19,7 @@ from gymhost.envs.sandbox.snapshots import Snapshot
 from gymhost.envs.sandbox.spec import SandboxSpec
 from gymhost.wire.errors import SandboxLost
 
-__all__ = ["SLACK", "SOON", "Case", "Family", "NotTried", "Trial", "new_mark", "shown", "soon"]
+__all__ = ["SLACK", "SOON", "UNSEEN", "Case", "Family", "NotTried", "Trial", "new_mark", "shown", "soon"]
 
 # Seconds beyond a time limit in which all must be over: stopping a command on a busy machine takes some.
 SLACK = 3.0
@@ -28,6 +28,9 @@ CASE_SECONDS = 60.0
 DESTROY_SECONDS = 20.0
 # Seconds for what should come or go at once, until it counts as not happening.
 SOON = 5.0
+
+# Why what is left on the host can't be told.
+UNSEEN = "processes of its sandboxes are not seen on this machine"
 
 
 class NotTried(Exception):
@@ -109,8 +112,8 @@ class Trial:
         """Says what is good to know."""
         self._notes.append(text)
 
-    async def run(self, family: Family, case: Case) -> Finding:
-        """Runs a case to its end, within a time limit, and returns what it found."""
+    async def run(self, title: str, case: Case) -> Finding:
+        """Runs a case to its end, within a time limit, and returns what it found under a title."""
         limit = asyncio.timeout(CASE_SECONDS)
         try:
             async with limit:
@@ -122,7 +125,7 @@ class Trial:
             self.fault(f"it was not over after {CASE_SECONDS:g} s" if over else _told(error))
         level = "error" if self._faults else "advice" if self._advice else "ok"
         detail = "\n".join([*dict.fromkeys(self._faults), *self._advice, *self._notes])
-        return Finding(level, f"{family.name}: {case.topic}", detail)
+        return Finding(level, title, detail)
 
     @contextlib.asynccontextmanager
     async def sandbox(self, **changes: Any) -> AsyncGenerator[Sandbox, None]:
@@ -175,25 +178,46 @@ class Trial:
             return False
         return self.expect(result.ok and result.stdout == "fine\n", f"afterwards `echo fine` gave {shown(result)}")
 
-    async def appears(self, mark: str, sandbox: Sandbox) -> bool:
-        """Whether a process of a sandbox with a mark in its command line comes up; True where the host sees it too."""
-        if not await soon(lambda: self._is_inside(mark, sandbox)):
+    async def appears(self, sandbox: Sandbox, *marks: str) -> bool:
+        """Waits until processes of a sandbox with marks in their command lines are there.
+
+        Returns:
+            Whether the host sees them too.
+
+        Raises:
+            RuntimeError: They don't come up.
+        """
+
+        async def are_there() -> bool:
+            seen = await self._command_lines(sandbox)
+            return all(mark.encode() in seen for mark in marks)
+
+        if not await soon(are_there):
             raise RuntimeError("a process that was started is not seen in the sandbox")
-        return bool(processes_with(mark))
+        seen = command_lines()
+        return all(mark.encode() in seen for mark in marks)
+
+    async def left(self, *marks: str, sandbox: Sandbox | None = None) -> list[str]:
+        """Returns the marks of processes that are there, inside or for the host, and do not go soon."""
+        left: list[str] = []
+
+        async def none_is_left() -> bool:
+            seen = command_lines()
+            if sandbox is not None:
+                seen += await self._command_lines(sandbox)
+            left[:] = [mark for mark in marks if mark.encode() in seen]
+            return not left
+
+        await soon(none_is_left)
+        return left
 
     async def gone(self, mark: str, sandbox: Sandbox | None = None) -> bool:
-        """Whether no process with a mark is left, inside or for the host, now or soon."""
+        """Whether no process with a mark is left."""
+        return not await self.left(mark, sandbox=sandbox)
 
-        async def is_gone() -> bool:
-            if processes_with(mark):
-                return False
-            return sandbox is None or not await self._is_inside(mark, sandbox)
-
-        return await soon(is_gone)
-
-    async def _is_inside(self, mark: str, sandbox: Sandbox) -> bool:
-        result = await sandbox.run("cat /proc/[0-9]*/cmdline 2>/dev/null", output_limit=2**20)
-        return mark.encode() in result.stdout_bytes
+    async def _command_lines(self, sandbox: Sandbox) -> bytes:
+        result = await sandbox.run("cat /proc/[0-9]*/cmdline 2>/dev/null", output_limit=2**22)
+        return result.stdout_bytes
 
 
 def new_mark() -> str:

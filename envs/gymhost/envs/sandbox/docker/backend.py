@@ -30,7 +30,8 @@ class Docker(Backend):
     Args:
         base_url: Where the engine listens, `unix://PATH` or `tcp://HOST:PORT`; None takes DOCKER_HOST, or
             Docker's usual socket.
-        runtime: The runtime that containers have, such as `runsc` for gVisor; None takes the engine's default.
+        runtime: The runtime that containers have, such as `runsc` for gVisor; None takes the engine's default. Where it
+            has a kernel of its own, that takes its part of the limits: gVisor needs some 100 processes and 128 MiB.
         image: The image of sandboxes that name none; None makes one of this machine's own system, which needs no
             registry: the programs in /usr, read-only.
         pull: What to do about an image that the engine does not have: `never` refuses, `missing` fetches it.
@@ -68,6 +69,7 @@ class Docker(Backend):
         self._lock = threading.Lock()
         self._pull_lock = threading.Lock()
         self._containers: set[DockerContainer] = set()
+        self._doubtful: set[str] = set()
         self._facts: Facts | None = None
         self._swept = -float("inf")
         self._closed = False
@@ -94,6 +96,8 @@ class Docker(Backend):
             raise SandboxUnavailable(f"Docker failed: {error}") from error
         except CapacityExhausted:
             # It may be made still, once the engine comes to it.
+            with self._lock:
+                self._doubtful.add(name)
             self._engine.submit(lambda: self._engine.remove(name))
             raise
         return container
@@ -145,7 +149,10 @@ class Docker(Backend):
             self._closed = True
             containers = list(self._containers)
         await asyncio.gather(*(container.destroy() for container in containers))
-        await asyncio.to_thread(self._engine.close)
+        with contextlib.suppress(Error, NotFound):
+            await self._engine.call(self._remove_doubtful)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.to_thread(self._engine.close), 2 * self._engine.timeout)
 
     def _ready(self) -> Facts:
         """Returns what the engine is, after a look for what dead owners left, at times; blocks."""
@@ -158,7 +165,15 @@ class Docker(Backend):
                 self._swept = time.monotonic()
         if due:
             leftovers.sweep(self._engine)
+            self._remove_doubtful()
         return facts
+
+    def _remove_doubtful(self) -> None:
+        """Removes what the engine may have made when nobody waited for it any more; blocks."""
+        with self._lock:
+            names, self._doubtful = self._doubtful, set()
+        for name in names:
+            self._engine.remove(name)
 
     def _create(self, spec: SandboxSpec, name: str) -> DockerContainer:
         with self._lock:
@@ -192,7 +207,7 @@ class Docker(Backend):
         except BaseException:
             engine.remove(container_id)
             raise
-        limits = in_force(spec, facts)
+        limits = in_force(spec, facts, self._runtime)
         kills = oom.counter(api, container_id) if engine.local else None
         container = DockerContainer(container_id, name, spec, main, engine, limits, kills, self._containers.discard)
         with self._lock:
@@ -218,7 +233,7 @@ class Docker(Backend):
 
     def _volumes(self, image: str) -> list[str]:
         """Returns the folders for which the image asks for volumes; has it fetched where that is wanted."""
-        with contextlib.suppress(NotFound, self._engine.errors.NotFound):
+        with contextlib.suppress(self._engine.errors.NotFound):
             return images.volumes(self._engine, image)
         if self._pull == "never":
             raise InvalidArgument(
@@ -226,7 +241,7 @@ class Docker(Backend):
                 "pull='missing' to have it fetched when it is wanted"
             )
         with self._pull_lock:
-            with contextlib.suppress(NotFound, self._engine.errors.NotFound):
+            with contextlib.suppress(self._engine.errors.NotFound):
                 return images.volumes(self._engine, image)
             images.pull(self._engine, image, self._image_timeout, None)
             return images.volumes(self._engine, image)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, TypeVar
 
 from gymhost.envs.sandbox.docker.attach import AttachedStream, Refused, hand_over
@@ -34,6 +35,7 @@ class Facts:
     """What an engine is and can do.
 
     Attributes:
+        local: Whether it most likely runs on this machine, and sees its files.
         podman: Whether it is podman behind Docker's interface.
         cgroup: The version of its control groups; empty where it has none that it may use.
         memory: Whether it limits memory.
@@ -43,8 +45,10 @@ class Facts:
         seccomp: Whether it filters system calls.
         remaps: Whether users inside are others on the host.
         runtimes: The names of the runtimes that it knows; empty where it does not say.
+        runtime: The one that it takes by default.
     """
 
+    local: bool
     podman: bool
     cgroup: str
     memory: bool
@@ -54,6 +58,7 @@ class Facts:
     seccomp: bool
     remaps: bool
     runtimes: frozenset[str]
+    runtime: str
 
 
 class Engine:
@@ -89,6 +94,7 @@ class Engine:
         self._docker = docker
         self._failures = failures
         self._client: Any = None
+        self.closing = threading.Event()
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="gymhost-docker")
 
@@ -121,6 +127,7 @@ class Engine:
         parts: list[Mapping[str, Any]] = self.api().version().get("Components") or []
         security = " ".join(info.get("SecurityOptions") or ())
         return Facts(
+            local=self.local,
             podman=any("podman" in str(part.get("Name", "")).lower() for part in parts),
             cgroup=str(info.get("CgroupVersion") or "1") if info.get("CgroupDriver") != "none" else "",
             memory=bool(info.get("MemoryLimit")),
@@ -130,6 +137,7 @@ class Engine:
             seccomp="seccomp" in security,
             remaps="userns" in security or "rootless" in security,
             runtimes=frozenset(info.get("Runtimes") or ()),
+            runtime=PurePath(info.get("DefaultRuntime") or "runc").name,
         )
 
     def hand_over(self, path: str, body: Mapping[str, Any] | None = None) -> AttachedStream:
@@ -150,12 +158,6 @@ class Engine:
                 if error.status_code != 409 or time.monotonic() > deadline:
                     raise
                 time.sleep(0.02)
-
-    def post(self, path: str, body: Mapping[str, Any]) -> None:
-        """Sends a request that the SDK has no function for; blocks."""
-        api = self.api()
-        answer = api.post(api.base_url + f"/v{api.api_version}{path}", json=body, timeout=self.timeout)
-        answer.raise_for_status()
 
     async def call(self, function: Callable[[], T], *, late: Callable[[T], object] | None = None) -> T:
         """Runs what blocks in a thread, bounded by the engine's time limit for each answer.
@@ -211,6 +213,7 @@ class Engine:
 
     def close(self) -> None:
         """Ends its threads once what they do is done, and its connections. Blocks, bounded by the time limit."""
+        self.closing.set()
         self._threads.shutdown(wait=True, cancel_futures=True)
         with self._lock:
             if self._client is not None:

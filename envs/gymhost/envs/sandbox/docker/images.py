@@ -19,7 +19,8 @@ __all__ = ["Progress", "build", "host_image", "host_mounts", "pull", "volumes"]
 # Takes a line on what is done now, such as "4f4fb700ef54: Downloading 12 MB of 30 MB".
 Progress = Callable[[str], None]
 
-_NAME = "gymhost/host"
+# No registry has names of this kind.
+_NAME = "localhost/gymhost-host"
 
 # Where programs and their libraries are. Where one is a link into another, as on most systems, the image has it too.
 _SYSTEM = ("bin", "lib", "lib32", "lib64", "libx32", "sbin", "usr")
@@ -48,11 +49,10 @@ def host_image(engine: Engine) -> str:
     It holds next to nothing: the links and files that a system has outside of /usr. So it needs no registry.
     """
     data = _tree()
-    name = f"{_NAME}:{hashlib.sha256(data).hexdigest()[:12]}"
+    name = f"{_NAME}-{hashlib.sha256(data).hexdigest()[:12]}"
     api = engine.api()
     if not api.images(name):
-        repository, _, tag = name.partition(":")
-        api.import_image_from_data(data, repository=repository, tag=tag, changes=[f"LABEL {IMAGE_LABEL}=host"])
+        api.import_image_from_data(data, repository=name, tag="latest", changes=[f"LABEL {IMAGE_LABEL}=host"])
     return name
 
 
@@ -66,7 +66,7 @@ def _tree() -> bytes:
             if path.is_symlink():
                 entry.type, entry.linkname = tarfile.SYMTYPE, os.fspath(path.readlink())
             elif path.is_dir():
-                entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+                entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if name.endswith("tmp") else 0o755
             else:
                 continue
             tar.addfile(entry)
@@ -101,7 +101,7 @@ def pull(engine: Engine, image: str, timeout: float, progress: Progress | None) 
     with engine.client(timeout) as api:
         try:
             events = api.pull(name, tag=digest or tag, stream=True, decode=True)
-            _follow(events, f"the pull of {image}", timeout, progress)
+            _follow(engine, events, f"the pull of {image}", timeout, progress)
         except engine.errors.APIError as error:
             said = f"can't fetch the image {image}: {error.explanation}"
             # Engines give one status or another to what registries say.
@@ -136,7 +136,7 @@ def build(
             network_mode=network,
             labels={IMAGE_LABEL: "built"},
         )
-        said = _follow(events, f"the build of {folder}", timeout, progress)
+        said = _follow(engine, events, f"the build of {folder}", timeout, progress)
     for event in reversed(said):
         if "ID" in (event.get("aux") or {}):
             return str(event["aux"]["ID"])
@@ -144,7 +144,7 @@ def build(
 
 
 def _follow(
-    events: Iterable[Mapping[str, Any]], what: str, timeout: float, progress: Progress | None
+    engine: Engine, events: Iterable[Mapping[str, Any]], what: str, timeout: float, progress: Progress | None
 ) -> list[Mapping[str, Any]]:
     """Follows what the engine says of something long, up to its end, and returns the last of it."""
     deadline = time.monotonic() + timeout
@@ -155,6 +155,8 @@ def _follow(
             progress(line)
         if time.monotonic() > deadline:
             raise SandboxUnavailable(f"{what} was not done within {timeout:g} s (setting: image_timeout)")
+        if engine.closing.is_set():
+            raise SandboxUnavailable(f"{what} was broken off: the Docker backend was closed")
     # An error is the last that is said; it is read to the end, so that the connection is closed.
     if said and "error" in said[-1]:
         raise SandboxUnavailable("\n".join([f"{what} failed: {said[-1]['error']}", *filter(None, map(_line, said))]))

@@ -28,20 +28,19 @@ def labels(server: str) -> dict[str, str]:
     return {_HOST: _host(), _PID: str(pid), _STARTED: _started(pid) or "", _SERVER: server}
 
 
-def sweep(engine: Engine) -> int:
+def sweep(engine: Engine) -> None:
     """Removes the containers of owners that lived on this machine and are dead; blocks.
 
     Those of owners that can't be seen from here, such as on other machines, are left alone.
-
-    Returns:
-        How many were removed.
     """
     found: list[Mapping[str, Any]] = engine.api().containers(all=True, filters={"label": f"{_HOST}={_host()}"})
     dead = [container["Id"] for container in found if not _alive(container["Labels"])]
     for name in dead:
-        _log.warning("removes container %s: its owner is dead", name[:12])
-        engine.remove(name)
-    return len(dead)
+        try:
+            engine.remove(name)
+            _log.warning("removed container %s: its owner is dead", name[:12])
+        except engine.errors.APIError as error:
+            _log.warning("could not remove container %s, whose owner is dead: %s", name[:12], error)
 
 
 def _host() -> str:

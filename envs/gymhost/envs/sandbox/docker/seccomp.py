@@ -4,15 +4,17 @@ The engine's own profile depends on its version: older ones leave VM sockets and
 kernel's ciphers, and the network `none` is to have no Internet sockets at all.
 """
 
+import atexit
 import errno
 import functools
 import json
+import tempfile
 from typing import Any
 
 from gymhost.envs.sandbox.bubblewrap.seccomp import INTERNET_FAMILIES, LAST_FAMILY, LOCAL_FAMILIES
 from gymhost.envs.sandbox.spec import Network
 
-__all__ = ["ALLOWED", "profile"]
+__all__ = ["ALLOWED", "profile", "profile_file"]
 
 # What programs of 64-bit machines use. Left out is what bubblewrap's filter refuses, and what is not known yet.
 _NAMES = """
@@ -71,6 +73,16 @@ def profile(network: Network) -> str:
         *(_rule("socket", _LOWER_HALF, family, errno.EAFNOSUPPORT) for family in sorted(others)),
     ]
     return json.dumps({"defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": errno.EPERM, "syscalls": rules})
+
+
+@functools.cache
+def profile_file(network: Network) -> str:
+    """Returns the path of a file with the profile, which is there as long as this process: podman reads it itself."""
+    file = tempfile.NamedTemporaryFile("w", prefix="gymhost-seccomp-", suffix=".json")  # noqa: SIM115
+    atexit.register(file.close)
+    file.write(profile(network))
+    file.flush()
+    return file.name
 
 
 def _rule(call: str, mask: int, value: int, error: int | None = None) -> dict[str, Any]:

@@ -5,13 +5,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gymhost.envs.sandbox.docker.engine import Facts
-from gymhost.envs.sandbox.docker.seccomp import profile
+from gymhost.envs.sandbox.docker.seccomp import profile, profile_file
 from gymhost.envs.sandbox.spec import Mount, SandboxSpec
 
 __all__ = ["command_line", "in_force", "settings"]
 
 # All processes of a sandbox go before any of the host's own when the host's memory is used up.
 _OOM_SCORE = 500
+
+# The runtimes that filter system calls. Others give a sandbox a kernel of its own, which is no filter's business.
+_FILTERING = ("runc", "crun")
 
 
 def command_line(argv: Sequence[str], env: Mapping[str, str]) -> list[str]:
@@ -43,7 +46,7 @@ def settings(
         facts: What the engine can do.
     """
     limits, taken = spec.limits, {mount.path for mount in mounts}
-    env, owner = spec.variables(), f"uid={spec.user},gid={spec.user}"
+    env = spec.variables()
     host: dict[str, Any] = {
         "AutoRemove": True,
         "CapDrop": ["ALL"],
@@ -57,12 +60,12 @@ def settings(
         "OomScoreAdj": _OOM_SCORE,
         "PidsLimit": limits.processes,
         "ReadonlyRootfs": True,
-        "SecurityOpt": ["no-new-privileges", *([f"seccomp={profile(spec.network)}"] if _filters(facts) else [])],
+        "SecurityOpt": ["no-new-privileges", *_filter(spec, facts)],
         "ShmSize": _shares(spec)["/dev/shm"],
         # A volume has no limit, so where the image wants one there is an empty folder that can't be written.
-        "Tmpfs": dict.fromkeys((path for path in volumes if path not in taken), "ro,size=4k")
+        "Tmpfs": dict.fromkeys((path for path in (*volumes, *_extra(facts)) if path not in taken), "ro,size=4k")
         | {
-            path: f"rw,exec,nosuid,nodev,size={size},nr_inodes={_inodes(size)},mode=0755,{owner}"
+            path: f"rw,exec,nosuid,nodev,size={size},{_files(spec, size, facts)}"
             for path, size in _shares(spec).items()
             if path != "/dev/shm" and path not in taken
         },
@@ -94,8 +97,12 @@ def settings(
     }
 
 
-def in_force(spec: SandboxSpec, facts: Facts) -> dict[str, str]:
+def in_force(spec: SandboxSpec, facts: Facts, runtime: str | None) -> dict[str, str]:
     """Returns how each limit is held; see `Container.limits_in_force`."""
+    if (runtime or facts.runtime) not in _FILTERING or not facts.seccomp:
+        seccomp = ""
+    else:
+        seccomp = "filter of system calls" if _filter(spec, facts) else "the engine's own filter"
     cgroup = f"cgroup v{facts.cgroup}"
     return {
         "memory": (cgroup if facts.swap else f"{cgroup}, swap is not counted") if facts.memory else "",
@@ -103,15 +110,19 @@ def in_force(spec: SandboxSpec, facts: Facts) -> dict[str, str]:
         "cpus": cgroup if facts.cpus or spec.limits.cpus is None else "",
         "disk": "tmpfs of at most half of the memory: 11/16 of it the working folder, 1/4 /tmp and 1/16 /dev/shm",
         "open_files": "rlimit, each process by itself",
-        "seccomp": "filter of system calls" if _filters(facts) else "the engine's own filter" if facts.seccomp else "",
+        "seccomp": seccomp,
         "user": "a user of its own on the host" if facts.remaps else f"user {spec.user} on the host too",
         "network": "a network namespace with nothing but loopback",
     }
 
 
-def _filters(facts: Facts) -> bool:
-    """Whether the engine takes a filter: podman wants it as a file of its own machine."""
-    return facts.seccomp and not facts.podman
+def _filter(spec: SandboxSpec, facts: Facts) -> list[str]:
+    """Returns the option with the filter of system calls; nothing where the engine can't be given one."""
+    if not facts.seccomp:
+        return []
+    if not facts.podman:
+        return [f"seccomp={profile(spec.network)}"]
+    return [f"seccomp={profile_file(spec.network)}"] if facts.local else []
 
 
 def _shares(spec: SandboxSpec) -> dict[str, int]:
@@ -124,9 +135,17 @@ def _shares(spec: SandboxSpec) -> dict[str, int]:
     return {**shares, spec.workdir: whole - sum(shares.values())}
 
 
-def _inodes(size: int) -> int:
-    """Returns how many files a folder may have: as many as there is room for, and some that are empty."""
-    return size // 4096 + 1024
+def _extra(facts: Facts) -> tuple[str, ...]:
+    """Returns what can be written, without a limit, of what is said to be read-only, unless it is told otherwise."""
+    return ("/run", "/var/tmp") if facts.podman else ()
+
+
+def _files(spec: SandboxSpec, size: int, facts: Facts) -> str:
+    """Returns whose a folder is, and how many files it may have: as many as there is room for, and some empty ones."""
+    if facts.podman:
+        # It knows no such options.
+        return "mode=1777"
+    return f"mode=0755,uid={spec.user},gid={spec.user},nr_inodes={size // 4096 + 1024}"
 
 
 def _bind(mount: Mount) -> dict[str, Any]:
