@@ -43,7 +43,7 @@ pytestmark = pytest.mark.docker
 docker_engine = engines.docker_engine
 
 # What is in a shell's image: the least that a sandbox needs, and what the tests ask with.
-PROGRAMS = ("bash", "cat", "env", "id", "ls", "sleep")
+PROGRAMS = ("bash", "cat", "env", "head", "id", "ls", "mkdir", "rm", "sleep", "stat", "tail", "wc")
 
 
 @pytest.fixture
@@ -780,15 +780,14 @@ def registry(shell_folder: Path) -> Generator[str]:
 
 async def test_images_are_fetched_where_that_is_wanted(docker_engine: DockerEngine, registry: str) -> None:
     spec = SandboxSpec(image=f"{registry}/shell:1")
-    backend = Docker(docker_engine.base_url, pull="missing")
+    pool = Pool(Docker(docker_engine.base_url, pull="missing"))
     try:
-        both = await asyncio.gather(backend.create(spec), backend.create(spec))
-        for container in both:
-            assert await say(container.main, "echo here") == ("here\n", "")
+        for sandbox in await asyncio.gather(pool.create(spec, timeout=PATIENCE), pool.create(spec, timeout=PATIENCE)):
+            assert (await sandbox.run("echo here")).stdout == "here\n"
         with pytest.raises(InvalidArgument, match=f"fetch the image {registry}/shell:2"):
-            await backend.create(SandboxSpec(image=f"{registry}/shell:2"))
+            await pool.create(SandboxSpec(image=f"{registry}/shell:2"), timeout=PATIENCE)
     finally:
-        await backend.close()
+        await pool.close()
 
 
 async def test_fetching_an_image(backend: Docker, registry: str) -> None:

@@ -159,7 +159,7 @@ async def test_a_process_that_is_put_into_the_sandbox_shows_nothing_of_the_host(
     # What the process that makes others has in its memory, and is nowhere in a sandbox.
     module = "gymhost.envs.sandbox.bubblewrap"
     arguments = [module.encode().hex(), __file__, PYTHON]
-    prying = asyncio.create_task(arena.python(attacks.PRYING, "4", *arguments, timeout=30.0))
+    prying = asyncio.create_task(arena.python(attacks.PRYING, "2", *arguments, timeout=30.0))
     while not prying.done():
         shell = await arena.attacked.shell()
         runs = [arena.attacked.run(["echo", "in"], timeout=PATIENCE) for _ in range(4)]

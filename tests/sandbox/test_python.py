@@ -478,7 +478,10 @@ async def test_figures_are_bounded_and_those_that_fail_are_told(plotting: Python
     assert "nonsense" in result.stderr
     assert DRIVER not in result.stderr
     assert result.exception == "ZeroDivisionError"
-    code = "import numpy as np; noise = np.random.randint(0, 255, (900, 900, 3), np.uint8)\nfor _ in range(14): plt.figure(figsize=(9, 9)); plt.imshow(noise)"
+    code = (
+        "import numpy as np; noise = np.random.randint(0, 255, (900, 900, 3), np.uint8)\n"
+        "for _ in range(14): plt.figure(figsize=(9, 9)); plt.imshow(noise)"
+    )
     result = await plotting.run(code, timeout=50.0)
     assert 0 < sum(map(len, pictures(result))) <= 8 * MIB
     assert result.truncated

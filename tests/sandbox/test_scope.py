@@ -203,6 +203,29 @@ async def test_a_callers_timeout_does_the_same(remote: RemoteServer) -> None:
     await unharmed(neighbour)
 
 
+async def test_a_sandbox_that_is_waited_for(start_server: StartServer, tmp_path: Path) -> None:
+    server = start_server(
+        modules=["support.crowded_sandboxes"],
+        sandbox="support.crowded_sandboxes:Crowded",
+        sandbox_options={"folder": str(tmp_path), "seconds": "600"},
+        sandbox_creations=1,
+    )
+    before = server.workers
+    async with connect(server.address) as remote:
+        making, waiting = remote.session("test/RushThread-v0"), remote.session("test/RushThread-v0")
+        await asyncio.gather(making.open(), waiting.open())
+        resetting = asyncio.create_task(making.reset())
+        await until(lambda: list(tmp_path.glob("flying-*")))
+        with pytest.raises(CommandTimeout, match="the caller's timeout"):
+            await waiting.reset(timeout=0.5)
+        resetting.cancel()
+        async with asyncio.timeout(10):
+            await making.close()
+        await until(lambda: not list(tmp_path.glob("flying-*")))
+        await waiting.close()
+    assert server.workers == before
+
+
 async def test_a_session_that_is_given_up(start_server: StartServer) -> None:
     server = start_server(grace=600.0)
     async with connect(server.address) as remote:

@@ -302,3 +302,17 @@ while True:
     except RuntimeError:
         pass
 """
+
+# Leaves as many processes behind as there may be, and ends.
+LITTERING = """
+import os, time
+try:
+    while True:
+        if os.fork() == 0:
+            os.setsid()
+            for fd in range(3):
+                os.close(fd)
+            time.sleep(1000)
+except OSError:
+    os._exit(0)
+"""

@@ -33,19 +33,26 @@ KILLED = 137
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
+# What bash returns when it can start no process.
+NO_PROCESS = 254
+
 # How a shell of ours begins. What it runs, it runs in subshells: those have neither its traps nor its messages (of what
-# was killed), for which its standard error is closed. `e` ends a call.
-_BEGIN = r"""trap : HUP INT QUIT USR1 USR2 PIPE ALRM TERM; exec 3>&2 2>/dev/null
-e() { printf '\036%s %s\n' "$1" "$2"; printf '\036%s\n' "$1" >&3; }
+# was killed), for which its standard error is closed.
+_FIRST = "exec 3>&2 2>/dev/null\n"
+# `e` ends the call of the name `n`. A shell that can start no process ends, even if it is the first one; so it goes on as
+# a new one, which is to be given this again.
+_BEGIN = r"""trap : HUP INT QUIT USR1 USR2 PIPE ALRM TERM
+trap 'echo "bash: fork: Resource temporarily unavailable" >&3; e 254; exec bash --noprofile --norc' EXIT
+e() { printf '\036%s %s\n' "$n" "$1"; printf '\036%s\n' "$n" >&3; }
 greet() {
     for program in cat head; do
-        type -P "$program" || { echo "its image has no $program, of coreutils" >&3; e "$1" 1; return; }
+        type -P "$program" || { echo "its image has no $program, of coreutils" >&3; e 1; return; }
     done >/dev/null
     IFS= read -r -d '' stat </proc/$$/stat
     read -r up _ </proc/uptime
     place="$$ $up ${stat##*) }"
-    printf '\036%s 0 %s\n%s' "$1" "${#place}" "$place"
-    printf '\036%s\n' "$1" >&3
+    printf '\036%s 0 %s\n%s' "$n" "${#place}" "$place"
+    printf '\036%s\n' "$n" >&3
 }
 """
 
@@ -57,6 +64,8 @@ class _Runner:
     channel: Channel
     place: Place
     main: bool
+    # Whether it may have gone on as a new one, or lacks a part of how it began.
+    is_new: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -144,9 +153,12 @@ class Commands:
             runner = await self._take(apart=len(stdin) > INLINE)
             try:
                 started = time.monotonic()
+                runner.is_new = True
                 reply = await runner.channel.call(
                     request, timeout=timeout, output_limit=output_limit, stop=self._stop(runner, started)
                 )
+                # What a stopped command still wrote beyond its end belongs to nobody.
+                runner.is_new = len(stdin) > INLINE or bool(reply.limit) or reply.status in (None, NO_PROCESS)
                 status = await self._status_at_end(runner, started) if reply.ended else reply.status
             finally:
                 self._give_back(runner)
@@ -181,7 +193,7 @@ class Commands:
             SandboxUnavailable: It could not be started; the message has what it said.
         """
         last = secrets.token_urlsafe(16)
-        start = b"( exec %s ) 2>&3 3>&-; e %s $?; exit\n" % (command, last.encode())
+        start = b"n=%s; ( exec %s ) 2>&3 3>&-; e $?; trap - EXIT; exit\n" % (last.encode(), command)
         async with self.processes.turn:
             channel, watcher = await self._open(last)
             try:
@@ -233,8 +245,7 @@ class Commands:
     async def _greet(self, channel: Channel) -> tuple[Channel, Place]:
         self._channels.add(channel)
         try:
-            said = await channel.greet(lambda nonce: f"{_BEGIN}greet {nonce}\n".encode(), timeout=GREETING_TIMEOUT)
-            place = Place.read(said)
+            place = Place.read(await channel.greet(_greeting(_FIRST), timeout=GREETING_TIMEOUT))
         except BaseException as error:
             self._drop(channel)
             if isinstance(error, SandboxUnavailable):
@@ -257,10 +268,14 @@ class Commands:
             async with self.processes.turn:
                 return _Runner(*await self._open(), main=False)
         await runner.channel.settled()
+        if runner.is_new and not runner.channel.ended:
+            await runner.channel.call(_greeting(), timeout=GREETING_TIMEOUT, output_limit=0)
         if not runner.channel.ended:
             return runner
+        if runner.main:
+            self.container.kill()
+            raise self.lost()
         self._give_back(runner)
-        self.check()
         return await self._take(apart=apart)
 
     def _give_back(self, runner: _Runner) -> None:
@@ -293,6 +308,10 @@ class Commands:
         return KILLED
 
 
+def _greeting(first: str = "") -> Callable[[str], bytes]:
+    return lambda nonce: f"{first}{_BEGIN}n={nonce}; greet\n".encode()
+
+
 def _request(
     command: str | Sequence[str], stdin: bytes, env: Mapping[str, str], cwd: str | None
 ) -> Callable[[str], bytes]:
@@ -320,30 +339,35 @@ def _request(
     else:
         steps.append(b"exec -- " + b" ".join(quote(word, "a command") for word in command))
     inside = b"( %s ) 2>&3 3>&-" % b"".join(steps)
-    # What is written to descriptors by processes of ours; none of these is a child of the command.
-    before, after = b"", b""
+    # What is written to descriptors, processes of ours write, none of which is a child of the command.
+    load, before, after = b"", b"", b""
     if len(text) > ARGUMENT:
-        before += b"exec 9< <(printf %%s %s)\n" % quote(text)
+        before += b"exec 9< <(printf %%s %s); " % quote(text)
         after += b"; exec 9<&-"
     if not stdin:
         inside += b" </dev/null"
     elif len(stdin) <= INLINE:
         # In bash a text has no NUL; its own `printf` makes them again.
         coded = stdin.replace(b"\\", b"\\\\").replace(b"\0", b"\\0000")
-        before += b"IFS= LC_ALL=C read -r -N %d input\n%s\n" % (len(coded), coded)
-        before += b'exec 4< <(printf %b "$input")\n'
+        load = b"IFS= LC_ALL=C read -r -N %d input\n%s\n" % (len(coded), coded)
+        before += b'exec 4< <(printf %b "$input"); '
         inside += b" <&4 4<&-"
         after += b"; exec 4<&-"
 
     def compose(nonce: str) -> bytes:
-        end = after + b"\n"
+        name = b"n=%s\n" % nonce.encode()
         if len(stdin) <= INLINE:
-            return before + _line(inside) + b"e %s $?" % nonce.encode() + end
+            # All that starts processes is one line: nothing is left of it for the shell that follows where none can start.
+            return name + load + _line(before + inside + b"; e $?" + after + b"\n")
         # What the command does not read is read away. Where `head` was ended some of it is left, in the way of all that
-        # would come after.
-        line = b"head -c %d | { %s; status=$?; cat >/dev/null; exit $status; }" % (len(stdin), inside)
-        line += b'; status=("${PIPESTATUS[@]}"); (( status[0] )) && exit; e %s "${status[1]}"' % nonce.encode()
-        return before + _line(line + end) + stdin
+        # would come after, and where it could not start all of it: then this shell is done.
+        line = b"trap - EXIT; %shead -c %d | { %s; status=$?; cat >/dev/null; exit $status; }; " % (
+            before,
+            len(stdin),
+            inside,
+        )
+        line += b'status=("${PIPESTATUS[@]}"); (( status[0] )) && exit; e "${status[1]}"' + after + b"\n"
+        return name + _line(line) + stdin
 
     return compose
 
@@ -351,7 +375,7 @@ def _request(
 def _line(text: bytes) -> bytes:
     """Returns a line as bash reads it best."""
     if len(text) <= LINE:
-        return text if text.endswith(b"\n") else text + b"\n"
+        return text
     return b'IFS= LC_ALL=C read -r -N %d line\n%s\neval "$line"\n' % (len(text), text)
 
 

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from gymhost.envs.sandbox.backend import RUNNER
-from gymhost.envs.sandbox.bubblewrap.root import BOX, ETC
+from gymhost.envs.sandbox.bubblewrap.terms import BOX, ETC
 from gymhost.envs.sandbox.spec import SandboxSpec
 
 __all__ = ["ETC_COPIES", "command", "etc_folder", "etc_name", "etc_texts", "options", "points"]

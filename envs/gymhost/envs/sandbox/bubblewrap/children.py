@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from gymhost.envs.sandbox.bubblewrap import layers, syscalls
 from gymhost.envs.sandbox.bubblewrap.cgroups import Group
-from gymhost.envs.sandbox.bubblewrap.root import BOX
+from gymhost.envs.sandbox.bubblewrap.terms import BOX
 
 __all__ = ["COPY_LIMIT", "Plan", "become_bwrap", "copying", "in_memory", "join", "run"]
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from gymhost.envs.sandbox.backend import RUNNER, Container, Stream, StreamEnded
 from gymhost.envs.sandbox.bubblewrap import arguments, cgroups
 from gymhost.envs.sandbox.bubblewrap.keeper_client import KeeperClient
-from gymhost.envs.sandbox.bubblewrap.root import BOX
+from gymhost.envs.sandbox.bubblewrap.terms import BOX
 from gymhost.envs.sandbox.results import Usage
 from gymhost.envs.sandbox.snapshots import Snapshot
 from gymhost.envs.sandbox.spec import SandboxSpec

@@ -33,11 +33,7 @@ from gymhost.envs.sandbox.bubblewrap import children, layers, root, syscalls
 from gymhost.envs.sandbox.bubblewrap.cgroups import Group, Groups, remove_all
 from gymhost.envs.sandbox.bubblewrap.stacks import Stacks
 from gymhost.envs.sandbox.bubblewrap.stillness import stand_still
-
-__all__ = ["PACKET"]
-
-# The largest packet.
-PACKET = 180_000
+from gymhost.envs.sandbox.bubblewrap.terms import BOX, PACKET
 
 # Seconds that all processes together get to end when the keeper ends; the kernel ends what is left.
 END_LIMIT = 5.0
@@ -61,7 +57,8 @@ class Box:
         stack: The layers that it began with, the topmost first.
         group: Its control group.
         control: The control group of scripts that run in it out of band.
-        pidfd: Its first process, once that is there.
+        init: The process id of its first process, once that is there.
+        pidfd: That process.
         opened: Further processes that were started in it.
         waiting: Who waits for its end.
     """
@@ -329,7 +326,7 @@ class Keeper:
             pass
 
     def _do_usage(self, answer: Answer, _: Sequence[int], name: str) -> None:
-        status = os.statvfs(self._inside(self._boxes[name], root.BOX))
+        status = os.statvfs(self._inside(self._boxes[name], BOX))
         answer(disk=(status.f_blocks - status.f_bfree) * status.f_frsize)
 
     def _inside(self, box: Box, path: str) -> str:
@@ -340,7 +337,7 @@ class Keeper:
         """Copies what a sandbox has written to a new layer, while all in it stands still."""
         box = self._boxes[name]
         layer = self._stacks.new_layer()
-        source = self._inside(box, f"{root.BOX}/up" if box.stack else root.BOX)
+        source = self._inside(box, f"{BOX}/up" if box.stack else BOX)
         self._stacks.hold(box.stack)
         go_on = stand_still(box.group, {box.init, *box.opened})
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gymhost.envs.sandbox.bubblewrap.cgroups import remove_all, thaw_all
-from gymhost.envs.sandbox.bubblewrap.keeper import PACKET
-from gymhost.envs.sandbox.bubblewrap.root import BWRAP
+from gymhost.envs.sandbox.bubblewrap.terms import BWRAP, PACKET
 from gymhost.wire.errors import CapacityExhausted, InvalidArgument, SandboxLost, SandboxUnavailable
 
 __all__ = ["KeeperClient"]

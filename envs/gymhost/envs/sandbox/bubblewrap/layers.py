@@ -12,7 +12,7 @@ import stat
 from collections.abc import Sequence
 
 from gymhost.envs.sandbox.bubblewrap import syscalls
-from gymhost.envs.sandbox.bubblewrap.root import BOX
+from gymhost.envs.sandbox.bubblewrap.terms import BOX
 
 __all__ = ["copy_tree", "make", "overlay", "remove_tree", "stacked", "standing", "try_overlay"]
 

@@ -5,15 +5,9 @@ import shutil
 from collections.abc import Mapping, Sequence
 
 from gymhost.envs.sandbox.bubblewrap import syscalls
+from gymhost.envs.sandbox.bubblewrap.terms import BOX, BWRAP, ETC, HOME, LAYERS
 
-__all__ = ["BOX", "BWRAP", "ETC", "LAYERS", "enter", "make_etc", "own_namespaces"]
-
-HOME = "/.gymhost"
-# What is here is each sandbox's own: a file system in a mount namespace of its own.
-BOX = f"{HOME}/box"
-BWRAP = f"{HOME}/bwrap"
-ETC = f"{HOME}/etc"
-LAYERS = f"{HOME}/layers"
+__all__ = ["enter", "make_etc", "own_namespaces"]
 
 # How much of the machine's memory the layers of snapshots may take.
 SIZE = "25%"

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 
 from gymhost.envs.sandbox.bubblewrap import children, layers
-from gymhost.envs.sandbox.bubblewrap.root import LAYERS
+from gymhost.envs.sandbox.bubblewrap.terms import LAYERS
 
 __all__ = ["Stacks"]
 

@@ -23,6 +23,9 @@ __all__ = ["Docker"]
 # Seconds between two looks for containers whose owner is dead.
 _SWEEP_EVERY = 60.0
 
+# Seconds that a creation waits while another one has an image fetched.
+_PULL_PATIENCE = 1.0
+
 
 class Docker(Backend):
     """Sandboxes as containers of a Docker engine, or of podman behind its Docker socket.
@@ -240,11 +243,16 @@ class Docker(Backend):
                 f"Docker has no image {image!r}: fetch it by `docker pull {image}` or Docker.pull, or use "
                 "pull='missing' to have it fetched when it is wanted"
             )
-        with self._pull_lock:
+        if not self._pull_lock.acquire(timeout=_PULL_PATIENCE):
+            # Threads are few, and a fetch may take long.
+            raise CapacityExhausted(f"the image {image!r} is being fetched")
+        try:
             with contextlib.suppress(self._engine.errors.NotFound):
                 return images.volumes(self._engine, image)
             images.pull(self._engine, image, self._image_timeout, None)
             return images.volumes(self._engine, image)
+        finally:
+            self._pull_lock.release()
 
 
 def _unfit(said: str, spec: SandboxSpec, image: str) -> InvalidArgument | None:
