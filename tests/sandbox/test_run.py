@@ -13,7 +13,6 @@ from gymhost.envs.sandbox.sandbox import Sandbox
 from gymhost.wire.errors import InvalidArgument, SandboxLost
 from support.sandboxes import BACKENDS, ISOLATING, fresh_sandbox, make_backend
 
-
 # Leaves no room for another process, and fills what becomes free.
 _FILL = """
 import os, pathlib, time
@@ -309,14 +308,12 @@ async def test_a_sandbox_without_room_for_a_process_answers_in_time_and_can_be_u
     async with fresh_sandbox("bubblewrap", SandboxSpec(limits=Limits(processes=32))) as sandbox:
         await sandbox.write("fill.py", _FILL)
         await sandbox.run("python3 fill.py & until [[ -e full ]]; do :; done")
-        for _ in range(2):
+        for _ in range(5):
             started = time.monotonic()
-            result = await sandbox.run("echo fine", timeout=1)
+            result = await sandbox.run("echo fine", timeout=1, stdin="in")
             assert time.monotonic() - started < 10
-            assert result.exit_status in (0, 254, None)
-        # All that is in the way is in the background, where nobody asked to end it.
-        await sandbox.run(["bash", "-c", "kill -KILL -1"], timeout=1)
-        assert (await sandbox.run("echo fine")).stdout == "fine\n"
+            assert result.stdout == "fine\n" or "fork: Resource temporarily unavailable" in result.stderr
+        assert sandbox.alive
 
 
 async def test_a_sandbox_that_nobody_holds_is_ended():
