@@ -38,9 +38,15 @@ def start_server() -> Generator[Callable[..., ServerProcess]]:
         yield start
 
 
+@pytest.fixture(scope="module")
+def usual_server() -> Generator[ServerProcess]:
+    with ServerProcess(modules=["support.sandbox_environments"], workers=1) as server:
+        yield server
+
+
 @pytest.fixture
-async def remote(start_server: Callable[..., ServerProcess]) -> AsyncGenerator[RemoteServer]:
-    async with connect(start_server().address) as remote:
+async def remote(usual_server: ServerProcess) -> AsyncGenerator[RemoteServer]:
+    async with connect(usual_server.address) as remote:
         yield remote
 
 

@@ -47,6 +47,12 @@ async def test_bubblewrap_is_fit(bubblewrap: Backend):
         (broken_sandboxes.HoldsNoProcesses, "limits", "processes", "processes ran at a time, of 40"),
         (broken_sandboxes.ReadsText, "decoding", "what a command writes", "UnicodeDecodeError"),
         (broken_sandboxes.StopsNothing, "timeouts", "a command whose caller gives up", "goes on"),
+        (
+            broken_sandboxes.SparesOrphans,
+            "trees",
+            "after a time-out",
+            "a double fork of a command outlives its time-out",
+        ),
         (broken_sandboxes.LeavesProcesses, "trees", "after destroy()", "outlives its sandbox"),
         (broken_sandboxes.ForgetsFolder, "shells", "folder and variables last", "should say"),
         (broken_sandboxes.MendsLineEnds, "files", "contents", "line ends: "),

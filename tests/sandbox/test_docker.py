@@ -34,13 +34,11 @@ from gymhost.envs.sandbox.docker.seccomp import ALLOWED
 from gymhost.envs.sandbox.pool import Pool
 from gymhost.envs.sandbox.spec import MIB, Limits, Mount, SandboxSpec
 from gymhost.wire.errors import CapacityExhausted, InvalidArgument, SandboxLost, SandboxUnavailable
-from support import docker_engine as engines
 from support.docker_engine import DockerEngine
 from support.server import PATIENCE, running, until
 
 pytestmark = pytest.mark.docker
 
-docker_engine = engines.docker_engine
 
 # What is in a shell's image: the least that a sandbox needs, and what the tests ask with.
 PROGRAMS = ("bash", "cat", "env", "head", "id", "ls", "mkdir", "rm", "sleep", "stat", "tail", "wc")

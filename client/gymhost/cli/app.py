@@ -12,7 +12,10 @@ __all__ = ["Failure", "main"]
 # Where each subcommand is, and what `gymhost --help` says of it without importing it.
 COMMANDS = {
     "bench": ("gymhost.cli.bench", "Measure how fast an environment runs."),
-    "check": ("gymhost.cli.check", "Check whether an environment is fit to be hosted. `check sandbox`: what sandboxes contain."),
+    "check": (
+        "gymhost.cli.check",
+        "Check whether an environment is fit to be hosted. `check sandbox` checks sandboxes.",
+    ),
     "envs": ("gymhost.cli.envs", "List environments, or describe one."),
     "new": ("gymhost.cli.new", "Write a package with an environment of your own."),
     "play": ("gymhost.cli.play", "Play an environment yourself, in the terminal."),

@@ -39,8 +39,8 @@ NO_PROCESS = 254
 # How a shell of ours begins. What it runs, it runs in subshells: those have neither its traps nor its messages (of what
 # was killed), for which its standard error is closed.
 _FIRST = "exec 3>&2 2>/dev/null\n"
-# `e` ends the call of the name `n`. A shell that can start no process ends, even if it is the first one; so it goes on as
-# a new one, which is to be given this again.
+# `e` ends the call of the name `n`. A shell that can start no process ends, even if it is the first one; so it goes on
+# as a new one, which is to be given this again.
 _BEGIN = r"""trap : HUP INT QUIT USR1 USR2 PIPE ALRM TERM
 trap 'echo "bash: fork: Resource temporarily unavailable" >&3; e 254; exec bash --noprofile --norc' EXIT
 e() { printf '\036%s %s\n' "$n" "$1"; printf '\036%s\n' "$n" >&3; }
@@ -240,7 +240,13 @@ class Commands:
 
     async def _open(self, last: str = "") -> tuple[Channel, Place]:
         self.check()
-        return await self._greet(Channel(await self.container.open(RUNNER, self._env), last))
+        try:
+            stream = await self.container.open(RUNNER, self._env)
+        except SandboxUnavailable:
+            # It may have been destroyed meanwhile.
+            self.check()
+            raise
+        return await self._greet(Channel(stream, last))
 
     async def _greet(self, channel: Channel) -> tuple[Channel, Place]:
         self._channels.add(channel)
@@ -357,7 +363,7 @@ def _request(
     def compose(nonce: str) -> bytes:
         name = b"n=%s\n" % nonce.encode()
         if len(stdin) <= INLINE:
-            # All that starts processes is one line: nothing is left of it for the shell that follows where none can start.
+            # All that starts processes is one line: where none can start nothing of it is left for the new shell.
             return name + load + _line(before + inside + b"; e $?" + after + b"\n")
         # What the command does not read is read away. Where `head` was ended some of it is left, in the way of all that
         # would come after, and where it could not start all of it: then this shell is done.

@@ -73,9 +73,9 @@ class Shell:
             watched = await self._ready()
             started = self._started = time.monotonic()
             self._disturbed = True
-            status = self._status
+            before = self._status
             reply = await watched.channel.call(
-                lambda nonce: self._request(text, nonce, status),
+                lambda nonce: self._request(text, nonce, before),
                 timeout=timeout,
                 output_limit=output_limit,
                 stop=self._stop(watched, started),

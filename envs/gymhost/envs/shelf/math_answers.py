@@ -100,7 +100,12 @@ def as_latex(answer: str, form: Form) -> str:
     if "." in text or wrong in text:
         raise refused
     signs = len(re.findall(r"[-+*/^]|\\frac", text))
-    if signs > _MOST_SIGNS or text.count("sqrt") > _MOST_ROOTS or _depth(text) > _DEEPEST or _SIGNS_IN_A_ROW.search(text):
+    if (
+        signs > _MOST_SIGNS
+        or text.count("sqrt") > _MOST_ROOTS
+        or _depth(text) > _DEEPEST
+        or _SIGNS_IN_A_ROW.search(text)
+    ):
         raise AnswerRefused(f"this is too long to be compared: simplify it to {MEANT[form]}")
     product = 1
     for exponent in _EXPONENT.finditer(text):

@@ -11,7 +11,9 @@ from gymhost.envs.shelf.math_answers import Form
 
 __all__ = ["KINDS", "Problem", "problem"]
 
-_NAMES: Sequence[str] = "Ada Ben Chen Dana Emil Fay Goran Hana Ines Jo Kofi Lena Mira Nils Olga Pia Rosa Sam Tariq Uma".split()
+_NAMES: Sequence[str] = (
+    "Ada Ben Chen Dana Emil Fay Goran Hana Ines Jo Kofi Lena Mira Nils Olga Pia Rosa Sam Tariq Uma".split()
+)
 _GOODS: Sequence[str] = "apples books candles lamps mugs notebooks pencils plates ropes scarves tiles towels".split()
 _HELD_OUT = 10
 
@@ -155,9 +157,7 @@ def _larger_root(random: Random) -> Problem:
 def _composition(random: Random) -> Problem:
     a = random.choice([factor for factor in range(-9, 10) if factor not in (0, 1)])
     b, c, d = (random.randint(-20, 20) for _ in range(3))
-    question = (
-        f"Let f(x) = {_polynomial(a, b)} and g(x) = {_polynomial(1, c, d)}. Write f(g(x)) as a polynomial in x."
-    )
+    question = f"Let f(x) = {_polynomial(a, b)} and g(x) = {_polynomial(1, c, d)}. Write f(g(x)) as a polynomial in x."
     return Problem("composition", question, _polynomial(a, a * c, a * d + b), "polynomial")
 
 

@@ -74,7 +74,9 @@ class Math(ToolEnv):
         """Asks the question."""
         return f"{task['question']}\n\nCall answer with {MEANT[self._form]} and nothing else: the first answer counts."
 
-    @tool(description=f"Works out an arithmetic expression exactly: numbers, + - * / // % ** and {', '.join(FUNCTIONS)}.")
+    @tool(
+        description=f"Works out an arithmetic expression exactly: numbers, + - * / // % ** and {', '.join(FUNCTIONS)}."
+    )
     def calculator(self, expression: str) -> str:
         """Works out an arithmetic expression.
 
