@@ -51,7 +51,7 @@ async def test_bubblewrap_is_fit(bubblewrap: Backend):
             broken_sandboxes.SparesOrphans,
             "trees",
             "after a time-out",
-            "a double fork of a command outlives its time-out",
+            "a double fork of a command of the shell outlives",
         ),
         (broken_sandboxes.LeavesProcesses, "trees", "after destroy()", "outlives its sandbox"),
         (broken_sandboxes.ForgetsFolder, "shells", "folder and variables last", "should say"),

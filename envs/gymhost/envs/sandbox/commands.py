@@ -99,6 +99,7 @@ class Commands:
         self._channels: set[Channel] = set()
         self._closed = False
         self._out_of_memory = 0
+        self._first: Place | None = None
 
     async def begin(self) -> None:
         """Takes over the first process of the container.
@@ -107,6 +108,7 @@ class Commands:
             SandboxUnavailable: It does not answer, or the image lacks what is needed.
         """
         channel, place = await self._greet(Channel(self.container.main))
+        self._first = place
         self._idle.append(_Runner(channel, place, main=True))
 
     def close(self) -> None:
@@ -228,6 +230,15 @@ class Commands:
         """Drops a process of ours that has ended by itself."""
         self._drop(watched.channel)
         self.processes.discard(watched.place, watched.watcher)
+
+    async def halt(self) -> None:
+        """Ends all processes but the one that keeps the container: see `Sandbox.halt`."""
+        self.check()
+        assert self._first is not None
+        for runner in [runner for runner in self._idle if not runner.main]:
+            self._idle.remove(runner)
+            self._drop(runner.channel)
+        await self.processes.halt(self._first)
 
     async def check_end(self) -> None:
         """Asks the container for a sign of life.

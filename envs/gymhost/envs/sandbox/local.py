@@ -327,6 +327,7 @@ def _check(spec: SandboxSpec) -> None:
     what = {
         "image": spec.image is not None,
         "mounts": bool(spec.mounts),
+        "scratch": bool(spec.scratch),
         "user": spec.user not in (_USUAL.user, os.getuid()),
         "workdir": spec.workdir != _USUAL.workdir,
         "network": spec.network != _USUAL.network,

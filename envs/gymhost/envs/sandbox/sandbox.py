@@ -244,6 +244,14 @@ class Sandbox:
         limit = 2 * self.spec.limits.disk + 16 * MIB
         return await TarSnapshot.take(self._commands.run, folders, limit=limit, timeout=timeout)
 
+    async def halt(self) -> None:
+        """Ends all that runs in it; its files stay, and it can be used on. Shells and Pythons start anew when asked again.
+
+        Raises:
+            SandboxLost: The sandbox is gone.
+        """
+        await self._commands.halt()
+
     async def fork(self, number: int = 1, *, timeout: float = SNAPSHOT_TIMEOUT) -> "builtins.list[Sandbox]":
         """Makes sandboxes that begin with the files of this one. What runs in this one does not run in them.
 

@@ -71,13 +71,14 @@ class Mount:
 class SandboxSpec:
     """What a sandbox is to be like. Two equal ones can share warm spares.
 
-    Its system is read-only; what it writes goes to the working folder and to /tmp, and is gone with it.
+    Its system is read-only; what it writes goes to the working folder, to /tmp and to `scratch`, and is gone with it.
 
     Attributes:
         image: What the sandbox's system is: the name of an image where the backend has images (Docker), the path of a
             root file system where it has none (bubblewrap). None means the backend's default; bubblewrap's is the
             host's /usr, read-only, and the little of /etc that programs need.
         mounts: What else of the host is seen.
+        scratch: Folders that it may write to besides, within its limits; they begin empty, and are no part of snapshots.
         env: Environment variables. Nothing of the server's own environment is handed on, but for `pass_env`.
         pass_env: Names of variables of the server's environment that are handed on where they are set.
         user: The user and group id inside; never 0.
@@ -89,6 +90,7 @@ class SandboxSpec:
 
     image: str | None = None
     mounts: tuple[Mount, ...] = ()
+    scratch: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     pass_env: tuple[str, ...] = ()
     user: int = 1000
@@ -115,9 +117,11 @@ class SandboxSpec:
         for name, value in self.env.items():
             if "\0" in value:
                 raise InvalidArgument(f"the environment variable {name} can't hold a NUL character")
-        targets = [mount.path for mount in self.mounts]
-        if len(set(targets)) < len(targets):
-            raise InvalidArgument("two mounts have the same target")
+        for path in self.scratch:
+            check_absolute("a scratch folder", path)
+        targets = [*(mount.path for mount in self.mounts), *self.scratch]
+        if len(set(targets)) < len(targets) or {"/", "/tmp", self.workdir} & set(self.scratch):
+            raise InvalidArgument("two of the mounts, the scratch folders, workdir and /tmp are the same folder")
 
     def __hash__(self) -> int:
         return hash((self.image, self.mounts, tuple(sorted(self.env.items())), self.pass_env, self.user, self.workdir))

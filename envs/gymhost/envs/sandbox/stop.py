@@ -18,27 +18,29 @@ SLACK = 2
 # command. Processes of ours, and what belongs to older ones or to those of other calls, are left alone.
 _SCRIPT = r"""
 set -f
-spared=" $spared $$ " new=()
+spared=" $spared $$ " new=() parent=() session=() born=() state=() verdict=()
 scan() {
     local pid
     local -a pids
-    [[ $1 == all ]] && parent=() session=() born=() state=() verdict=()
+    [[ $1 == all ]] && new=() parent=() session=() born=() state=() verdict=()
     found=()
     set +f; pids=(/proc/[0-9]*); set -f
     for pid in "${pids[@]#/proc/}"; do
-        [[ ${parent[pid]} ]] && continue
-        line=
-        IFS= read -r -d '' line <"/proc/$pid/stat"
-        [[ $line ]] || continue
-        set -- ${line##*) }
-        state[pid]=$1 parent[pid]=$2 session[pid]=$4 born[pid]=${20}
-        new+=("$pid")
+        [[ ${parent[pid]} ]] || look "$pid"
     done
     for pid in "${new[@]}"; do
         judge "$pid"
         [[ ${verdict[pid]} == 1 && ${state[pid]} != [ZX] ]] && found+=("$pid")
     done
     new=()
+}
+look() {
+    local pid=$1 line=
+    IFS= read -r -d '' line <"/proc/$pid/stat"
+    [[ $line ]] || return
+    set -- ${line##*) }
+    state[pid]=$1 parent[pid]=$2 session[pid]=$4 born[pid]=${20}
+    new+=("$pid")
 }
 judge() {
     local up=${parent[$1]}
@@ -58,11 +60,16 @@ now() { read -r up _ </proc/uptime; ticks=$(( 10#${up/./} )); }
 now
 begun=$ticks
 if (( patience )); then
-    # Stopped, it starts nothing that would escape the signal, and takes notice of its own when theirs has come.
+    # A shell breaks off where what it waits for is ended by SIGINT too: so it is stopped until both have theirs, and
+    # its own children come first, before they end by themselves.
     kill -STOP "$root"
+    read -r children <"/proc/$root/task/$root/children"
+    for pid in $children; do look "$pid"; judge "$pid"; [[ ${verdict[pid]} == 1 ]] && kill -INT "$pid"; done
+    kill -INT "$root"
+    kill -CONT "$root"
     scan all
-    kill -INT "${found[@]}" "$root"
-    kill -CONT "${found[@]}" "$root"
+    kill -INT "${found[@]}"
+    kill -CONT "${found[@]}"
     until now; scan all; (( ${#found[@]} == 0 || ticks - begun > patience )); do :; done
 fi
 # Where there is no room for another process, bash sleeps for seconds and tries again, unless there comes a signal.
@@ -184,6 +191,18 @@ class Processes:
         async with self.turn:
             said = await self._container.control(script, timeout=limit + 10)
         return int(said) if said.strip().isdigit() else 1
+
+    async def halt(self, main: Place) -> None:
+        """Ends all processes, ours too, but the one that takes commands first of all.
+
+        Raises:
+            SandboxLost: The container is gone.
+        """
+        self.discard(*(place for place in tuple(self._ours.values()) if place is not main))
+        if self._container.init == 1:
+            await self._container.control("kill -KILL -1")
+        else:
+            await self.stop(main, 0.0, wake=True)
 
     async def stop_all(self) -> None:
         """Ends all processes but the first: those of other commands and of ours too.

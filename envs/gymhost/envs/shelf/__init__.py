@@ -22,3 +22,61 @@ register(
     reset_timeout=10.0,
     description="Find a hidden number with a tool that says whether a guess is too low or too high.",
 )
+register(
+    id="gymhost/Wordle-v0",
+    entry_point="gymhost.envs.shelf.wordle:Wordle",
+    mode="inline",
+    order_enforce=False,
+    disable_env_checker=True,
+    step_timeout=10.0,
+    reset_timeout=10.0,
+    description="Find a hidden word of five letters; each guess is answered letter by letter.",
+)
+register(
+    id="gymhost/ConnectFour-v0",
+    entry_point="gymhost.envs.shelf.connect_four:ConnectFour",
+    mode="inline",
+    order_enforce=False,
+    disable_env_checker=True,
+    step_timeout=10.0,
+    reset_timeout=10.0,
+    description="Connect Four against an opponent that looks a move ahead.",
+)
+register(
+    id="gymhost/Search-v0",
+    entry_point="gymhost.envs.shelf.search:Search",
+    mode="inline",
+    order_enforce=False,
+    disable_env_checker=True,
+    step_timeout=30.0,
+    reset_timeout=30.0,
+    description="Answer questions over several articles with a search engine over a world that is made up.",
+)
+# What these import, and how long it may take to make or to compare, is not theirs to say: each session has a thread.
+register(
+    id="gymhost/Math-v0",
+    entry_point="gymhost.envs.shelf.mathematics:Math",
+    order_enforce=False,
+    disable_env_checker=True,
+    step_timeout=60.0,
+    reset_timeout=60.0,
+    description="Solve mathematical problems with exact answers, with a calculator. Needs the extra shelf.",
+)
+register(
+    id="gymhost/ReasoningGym-v0",
+    entry_point="gymhost.envs.shelf.reasoning_gym:ReasoningGym",
+    order_enforce=False,
+    disable_env_checker=True,
+    step_timeout=60.0,
+    reset_timeout=60.0,
+    description="The tasks of reasoning-gym: datasets=... names them. Needs the extra shelf.",
+)
+register(
+    id="gymhost/TextArena-v0",
+    entry_point="gymhost.envs.shelf.textarena:TextArena",
+    order_enforce=False,
+    disable_env_checker=True,
+    step_timeout=60.0,
+    reset_timeout=60.0,
+    description="Games of TextArena for one player: game=... names it. Needs the extra shelf.",
+)

@@ -37,8 +37,8 @@ def nothing(messages: Sequence[ChatMessage]) -> ChatMessage:
 
 
 def prompt_repeated(messages: Sequence[ChatMessage]) -> ChatMessage:
-    """Moves with what the rules say."""
-    return call("act", action=said(messages, "user")[0][:900])
+    """Moves with what the rules say, but for their example, which might be right."""
+    return call("act", action=re.sub(r"\[[^\]]*\]", "[rules]", said(messages, "user")[0])[:900])
 
 
 def claimed_victory(messages: Sequence[ChatMessage]) -> ChatMessage:

@@ -64,7 +64,7 @@ def etc_folder(name: str) -> str:
 
 def points(spec: SandboxSpec) -> list[tuple[str, bool]]:
     """Returns where something is mounted, and whether that is a folder."""
-    folders = [(path, True) for path in ("/proc", "/dev", "/tmp", spec.workdir)]
+    folders = [(path, True) for path in ("/proc", "/dev", "/tmp", spec.workdir, *spec.scratch)]
     return [*folders, *((mount.path, Path(mount.source).is_dir()) for mount in spec.mounts)]
 
 
@@ -83,6 +83,8 @@ def options(spec: SandboxSpec, etc: str) -> list[str]:
     words += _host_system(etc) if spec.image is None else ["--ro-bind", f"{BOX}/root", "/"]
     words += ["--proc", "/proc", "--dev", "/dev", "--bind", f"{BOX}/shm", "/dev/shm", "--remount-ro", "/dev"]
     words += ["--bind", f"{BOX}/tmp", "/tmp", "--bind", f"{BOX}/work", spec.workdir]
+    for number, path in enumerate(spec.scratch):
+        words += ["--bind", f"{BOX}/more/{number}", path]
     for number, mount in enumerate(spec.mounts):
         words += ["--bind" if mount.writable else "--ro-bind", f"{BOX}/mounts/{number}", mount.path]
     if spec.image is None:

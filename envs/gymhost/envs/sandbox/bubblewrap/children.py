@@ -56,6 +56,7 @@ class Plan:
         etc: The folder for what is made up of /etc.
         points: Where something is mounted in the image, and whether that is a folder.
         mounts: What is mounted there, from the host.
+        more: How many folders it may write to besides the usual ones.
     """
 
     options: Sequence[str]
@@ -70,6 +71,7 @@ class Plan:
     etc: str
     points: Sequence[tuple[str, bool]]
     mounts: Sequence[str]
+    more: int
 
 
 def run(work: Callable[[], None]) -> int:
@@ -172,6 +174,9 @@ def _make_box(plan: Plan, stack: Sequence[str], overlays: bool) -> None:
             layers.overlay(f"{BOX}/{folder}", lower, f"{BOX}/up/{folder}", f"{BOX}/scratch/{folder}")
         else:
             layers.copy_tree(f"{stack[0]}/{folder}", f"{BOX}/{folder}", marks=False)
+    os.mkdir(f"{BOX}/more")
+    for number in range(plan.more):
+        _owned(f"{BOX}/more/{number}", 0o755, plan.uid)
     for number, source in enumerate(plan.mounts):
         _bind(source, f"{BOX}/mounts/{number}")
     if plan.image is not None:

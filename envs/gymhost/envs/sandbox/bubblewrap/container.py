@@ -127,6 +127,7 @@ class BubblewrapContainer(Container):
             "etc": etc,
             "points": arguments.points(spec),
             "mounts": [mount.source for mount in spec.mounts],
+            "more": len(spec.scratch),
         }
         # One more, for bubblewrap itself.
         group = (

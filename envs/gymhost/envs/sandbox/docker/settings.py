@@ -108,7 +108,7 @@ def in_force(spec: SandboxSpec, facts: Facts, runtime: str | None) -> dict[str, 
         "memory": (cgroup if facts.swap else f"{cgroup}, swap is not counted") if facts.memory else "",
         "processes": cgroup if facts.processes else "",
         "cpus": cgroup if facts.cpus or spec.limits.cpus is None else "",
-        "disk": "tmpfs of at most half of the memory: 11/16 of it the working folder, 1/4 /tmp and 1/16 /dev/shm",
+        "disk": "tmpfs of at most half of the memory: 1/4 of it /tmp, 1/16 /dev/shm, 1/32 each of scratch, the rest workdir",
         "open_files": "rlimit, each process by itself",
         "seccomp": seccomp,
         "user": "a user of its own on the host" if facts.remaps else f"user {spec.user} on the host too",
@@ -131,7 +131,7 @@ def _shares(spec: SandboxSpec) -> dict[str, int]:
     Files are in memory. Were they to fill it, its processes would be ended, the first one among them.
     """
     whole = min(spec.limits.disk, spec.limits.memory // 2)
-    shares = {"/tmp": whole // 4, "/dev/shm": whole // 16}
+    shares = {"/tmp": whole // 4, "/dev/shm": whole // 16, **dict.fromkeys(spec.scratch, whole // 32)}
     return {**shares, spec.workdir: whole - sum(shares.values())}
 
 
