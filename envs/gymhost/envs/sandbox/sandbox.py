@@ -245,7 +245,7 @@ class Sandbox:
         return await TarSnapshot.take(self._commands.run, folders, limit=limit, timeout=timeout)
 
     async def halt(self) -> None:
-        """Ends all that runs in it; its files stay, and it can be used on. Shells and Pythons start anew when asked again.
+        """Ends all that runs in it, shells and Pythons too. Its files stay, and it can be used on.
 
         Raises:
             SandboxLost: The sandbox is gone.

@@ -78,7 +78,7 @@ class SandboxSpec:
             root file system where it has none (bubblewrap). None means the backend's default; bubblewrap's is the
             host's /usr, read-only, and the little of /etc that programs need.
         mounts: What else of the host is seen.
-        scratch: Folders that it may write to besides, within its limits; they begin empty, and are no part of snapshots.
+        scratch: Folders that it may write to besides, within its limits. They begin empty; snapshots leave them out.
         env: Environment variables. Nothing of the server's own environment is handed on, but for `pass_env`.
         pass_env: Names of variables of the server's environment that are handed on where they are set.
         user: The user and group id inside; never 0.

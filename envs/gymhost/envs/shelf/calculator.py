@@ -128,11 +128,11 @@ def _lcm(first: Fraction, second: Fraction) -> int:
 
 
 FUNCTIONS: dict[str, Callable[..., Fraction | int]] = {
-    "abs": abs,
-    "ceil": math.ceil,
+    "abs": Fraction.__abs__,
+    "ceil": Fraction.__ceil__,
     "comb": _comb,
     "factorial": _factorial,
-    "floor": math.floor,
+    "floor": Fraction.__floor__,
     "gcd": _gcd,
     "lcm": _lcm,
     "sqrt": _sqrt,

@@ -13,8 +13,9 @@ _TRAINING_TASKS = 500_000
 _TEST_TASKS = 100
 _FAULTS = 3
 _PROMPT = f"""\
-Play Connect Four. The board has {COLUMNS} columns, numbered from 1, and {ROWS} rows. Players take turns to drop a disc \
-into a column, where it falls to the lowest free place. Who first has four discs in a row, a column or a diagonal, wins.
+Play Connect Four. The board has {COLUMNS} columns, numbered from 1, and {ROWS} rows. Players take turns to drop a \
+disc into a column, where it falls to the lowest free place. Who first has four discs in a row, a column or a \
+diagonal, wins.
 Your discs are X, your opponent's are O. Move with the tool drop. The third turn or call without a legal move loses.
 {{opening}}
 
@@ -24,8 +25,8 @@ Your discs are X, your opponent's are O. Move with the tool drop. The third turn
 class ConnectFour(ToolEnv):
     """Connect Four against an opponent that looks a move ahead and otherwise plays at random.
 
-    The opponent wins where it can with its next disc, prevents that you win with yours, and else drops one anywhere. The
-    reward is 1 for a win, 0.5 for a draw and 0 for a loss.
+    The opponent wins where it can with its next disc, prevents that you win with yours, and else drops one anywhere.
+    The reward is 1 for a win, 0.5 for a draw and 0 for a loss.
     """
 
     public_fields = ("game", "first")

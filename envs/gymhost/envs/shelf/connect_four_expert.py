@@ -16,11 +16,9 @@ _OTHER = {"X": "O", "O": "X"}
 def search(messages: Sequence[ChatMessage]) -> ChatMessage:
     """Plays the move that a search a few moves deep finds best."""
     board = board_of(messages)
-    best, column = max(
-        (_value_of(board, column, "X", _DEPTH, -100.0, 100.0), -abs(column - COLUMNS // 2), column)
-        for column in board.free()
-    )[::2]
-    return call("drop", column=column + 1)
+    free = [column for column in _FROM_THE_MIDDLE if column in board.free()]
+    best = max(free, key=lambda column: _value_of(board, column, "X", _DEPTH, -100.0, 100.0))
+    return call("drop", column=best + 1)
 
 
 def one_column(messages: Sequence[ChatMessage]) -> ChatMessage:

@@ -44,10 +44,10 @@ _PLAIN = {
     "\\ ": " ",
     "$": "",
     "**": "^",
-    "·": "*",
-    "×": "*",
-    "−": "-",
-    "√": "sqrt",
+    "\N{MIDDLE DOT}": "*",
+    "\N{MULTIPLICATION SIGN}": "*",
+    "\N{MINUS SIGN}": "-",
+    "\N{SQUARE ROOT}": "sqrt",
 }
 _BOXED = re.compile(r"\\boxed\{(.*)\}")
 _NAMED = re.compile(r"^[a-z](?:\(x\))?\s*=\s*")
@@ -90,7 +90,7 @@ def as_latex(answer: str, form: Form) -> str:
         text = text.replace(written, plain)
     text = _THOUSANDS.sub("", _NAMED.sub("", text.strip())).strip()
     digits = max((len(number) for number in re.findall(r"\d+", text)), default=0)
-    if not digits and "x" not in text or digits > _LONGEST_NUMBER or not _TOKENS.fullmatch(text):
+    if (not digits and "x" not in text) or digits > _LONGEST_NUMBER or not _TOKENS.fullmatch(text):
         raise refused
     if form == "number":
         if not _NUMBER.fullmatch(text):

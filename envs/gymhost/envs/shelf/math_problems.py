@@ -12,9 +12,41 @@ from gymhost.envs.shelf.math_answers import Form
 __all__ = ["KINDS", "Problem", "problem"]
 
 _NAMES: Sequence[str] = (
-    "Ada Ben Chen Dana Emil Fay Goran Hana Ines Jo Kofi Lena Mira Nils Olga Pia Rosa Sam Tariq Uma".split()
+    "Ada",
+    "Ben",
+    "Chen",
+    "Dana",
+    "Emil",
+    "Fay",
+    "Goran",
+    "Hana",
+    "Ines",
+    "Jo",
+    "Kofi",
+    "Lena",
+    "Mira",
+    "Nils",
+    "Olga",
+    "Pia",
+    "Rosa",
+    "Sam",
+    "Tariq",
+    "Uma",
 )
-_GOODS: Sequence[str] = "apples books candles lamps mugs notebooks pencils plates ropes scarves tiles towels".split()
+_GOODS: Sequence[str] = (
+    "apples",
+    "books",
+    "candles",
+    "lamps",
+    "mugs",
+    "notebooks",
+    "pencils",
+    "plates",
+    "ropes",
+    "scarves",
+    "tiles",
+    "towels",
+)
 _HELD_OUT = 10
 
 

@@ -18,8 +18,8 @@ _LARGEST_DECIMAL = 10**15
 class Math(ToolEnv):
     """Solve a mathematical problem: a word problem, an equation, one about roots or polynomials.
 
-    The reward is 1 for an answer that math-verify finds equal to the right one. An answer that has not the form that is
-    asked for, such as an expression that is not worked out, is refused and may be given anew; else the first one counts.
+    The reward is 1 for an answer that math-verify finds equal to the right one. The first answer counts, but one that
+    has not the form that is asked for, such as an expression that is not worked out, is refused and may be given anew.
     """
 
     system = "You solve mathematical problems. Use the calculator rather than to reckon in your head."

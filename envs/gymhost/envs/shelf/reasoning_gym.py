@@ -40,13 +40,12 @@ MIX = (
 
 REFUSED = {
     "acre": "it makes all of its tasks before the first is played",
-    "boxnet": "its own answers are scored 0",
     "composite": "name the datasets themselves",
     "game_of_life_halting": "its scorer pays for any answer",
-    "graph_color": "its own answers are scored 0",
     "intermediate_integration": "its scorer runs answers as code",
     "list_functions": "its tasks differ each time",
     "polynomial_multiplication": "its scorer runs answers as code",
+    "pool_matrix": "it seeds the random generator that all share",
     "simple_integration": "its scorer runs answers as code",
 }
 """The datasets that can't be played, and why."""
@@ -63,7 +62,7 @@ class ReasoningGym(ToolEnv):
     """Solve a task of one of reasoning-gym's datasets.
 
     The reward is 1 for an answer to which the dataset's own scorer gives full marks. Its part for another one counts
-    only where that is asked for: some scorers pay a little for any text, or for one that has the answer somewhere in it.
+    only where that is asked for: some scorers pay a little for any text, or for one with the answer somewhere in it.
     What a question says decides whether it is one to train or to test on.
     """
 

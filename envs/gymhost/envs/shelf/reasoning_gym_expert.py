@@ -95,6 +95,26 @@ def _numbers(text: str) -> list[int]:
     return [int(number) for number in re.findall(r"-?\d+", text)]
 
 
+def _greatest_divisor(numbers: str) -> str:
+    return str(math.gcd(*_numbers(numbers)))
+
+
+def _least_multiple(numbers: str) -> str:
+    return str(math.lcm(*_numbers(numbers)))
+
+
+def _counted(letter: str, text: str) -> str:
+    return str(text.lower().count(letter.lower()))
+
+
+def _factorized(number: str) -> str:
+    return " \N{MULTIPLICATION SIGN} ".join(map(str, _factors(int(number))))
+
+
+def _backward(word: str) -> str:
+    return word[::-1]
+
+
 def _sorted(order: str, words: str) -> str:
     return ", ".join(sorted((word.strip() for word in words.split(",")), reverse=order == "descending"))
 
@@ -104,10 +124,10 @@ _SOLVERS: Sequence[tuple[str, Callable[..., str]]] = (
     (r"arithmetic problem: (.*) =", _worked_out),
     (r"^(?:Calculate|Evaluate|What is) ([-+*/() \d]+?)[.?=\s]*$", _worked_out),
     (r"between (\d+) and (\d+) \(inclusive\)", _primes_between),
-    (r"\(GCD\) of these numbers: ([-\d, ]+)", lambda numbers: str(math.gcd(*_numbers(numbers)))),
-    (r"\(LCM\) of these numbers: ([-\d, ]+)", lambda numbers: str(math.lcm(*_numbers(numbers)))),
-    (r'letter "(\w)" appear in the text: "(.*)"\?', lambda letter, text: str(text.lower().count(letter.lower()))),
-    (r"prime factorization of (\d+)", lambda number: " × ".join(map(str, _factors(int(number))))),
-    (r"Spell this word backward .*: (\S+)$", lambda word: word[::-1]),
+    (r"\(GCD\) of these numbers: ([-\d, ]+)", _greatest_divisor),
+    (r"\(LCM\) of these numbers: ([-\d, ]+)", _least_multiple),
+    (r'letter "(\w)" appear in the text: "(.*)"\?', _counted),
+    (r"prime factorization of (\d+)", _factorized),
+    (r"Spell this word backward .*: (\S+)$", _backward),
     (r"sort these words in (ascending|descending) order .* comma-separated list: (.*)\n", _sorted),
 )

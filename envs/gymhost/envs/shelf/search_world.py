@@ -247,12 +247,60 @@ def _namer(random: Random) -> Callable[[], str]:
     return name
 
 
-_ONSETS: Sequence[str] = "b br d dr f g gr h k kl l m n p r s st t tr v z".split()
-_VOWELS: Sequence[str] = "a e i o u ai ea ou".split()
+_ONSETS: Sequence[str] = (
+    "b",
+    "br",
+    "d",
+    "dr",
+    "f",
+    "g",
+    "gr",
+    "h",
+    "k",
+    "kl",
+    "l",
+    "m",
+    "n",
+    "p",
+    "r",
+    "s",
+    "st",
+    "t",
+    "tr",
+    "v",
+    "z",
+)
+_VOWELS: Sequence[str] = ("a", "e", "i", "o", "u", "ai", "ea", "ou")
 _CODAS: Sequence[str] = ("", "", "l", "m", "n", "r", "sk", "th")
 _TRADES = ("Foundry", "Mills", "Press", "Looms", "Glassworks", "Shipyard", "Brewery", "Quarry", "Tannery", "Bindery")
-_ADJECTIVES = "Amber Broken Crooked Distant Frozen Gilded Hollow Patient Quiet Scarlet Twelfth Wandering".split()
-_NOUNS = "Bridge Candle Gardener Harbour Ladder Lantern Orchard Sparrow Staircase Tailor Weather Winter".split()
+_ADJECTIVES = (
+    "Amber",
+    "Broken",
+    "Crooked",
+    "Distant",
+    "Frozen",
+    "Gilded",
+    "Hollow",
+    "Patient",
+    "Quiet",
+    "Scarlet",
+    "Twelfth",
+    "Wandering",
+)
+_NOUNS = (
+    "Bridge",
+    "Candle",
+    "Gardener",
+    "Harbour",
+    "Ladder",
+    "Lantern",
+    "Orchard",
+    "Sparrow",
+    "Staircase",
+    "Tailor",
+    "Weather",
+    "Winter",
+)
 _WHAT = {
     "river": "a river of the low country",
     "town": "a town with a market and a mayor",

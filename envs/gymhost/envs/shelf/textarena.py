@@ -124,15 +124,8 @@ class TextArena(ToolEnv):
             except Exception:  # noqa: BLE001 - a model can't get out of a game by an action that the game chokes on
                 self.finish(won=False)
                 return f"TextArena can't play {action[:50]!r}. The game is lost."
-            text = self._news()
-            if done:
-                rewards, about = self._arena.close()
-        if not done:
-            return text
-        reward = min(1.0, max(0.0, float((rewards or {}).get(0, 0.0))))
-        self._won = reward if self.partial else float(reward == 1.0)
-        self.finish(won=reward == 1.0)
-        return f"{text}\n{about.get(0, {}).get('reason') or ''}".strip() or "The game is over."
+        text = self._news()
+        return f"{text}\n{self._end()}".strip() if done else text
 
     def teardown(self) -> None:
         """Lets go of the game."""
@@ -142,6 +135,14 @@ class TextArena(ToolEnv):
     def win(self) -> float:
         """1 where the game was won."""
         return self._won
+
+    def _end(self) -> str:
+        """Ends the episode with the game, and returns how that ended."""
+        rewards, about = self._arena.close()
+        reward = min(1.0, max(0.0, float(rewards[0]))) if rewards else 0.0
+        self._won = reward if self.partial else float(reward == 1.0)
+        self.finish(won=reward == 1.0)
+        return str(about[0].get("reason") or "The game is over.")
 
     def _news(self) -> str:
         """Returns what TextArena said since it was asked last, without the player's own words."""

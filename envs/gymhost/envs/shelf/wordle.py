@@ -12,7 +12,7 @@ from gymhost.envs.tools import ToolError, tool
 
 _TEST_TASKS = 150
 _PROMPT = """\
-Find a hidden English word of five letters. You have {guesses}. Each is answered with a letter for every letter of yours:
+Find a hidden English word of five letters. You have {guesses}. Each is answered with a sign for each of its letters:
 G: it is in the word, at this place.
 Y: it is in the word, at another place.
 -: it is not in the word, or not as often as you guessed it.

@@ -11,6 +11,7 @@ from gymhost.envs.shelf.wordle_words import ANSWERS
 from gymhost.wire.chat_spaces import ChatMessage
 
 _OPENING = "raise"
+_FEW = 15
 _ANSWER = re.compile(r"^(\w{5}) ([GY-]{5})")
 
 
@@ -46,11 +47,10 @@ def _best(answers: tuple[tuple[str, str], ...]) -> str:
     left = [word for word in ANSWERS if all(feedback(guess, word) == marks for guess, marks in answers)]
     if len(left) <= 2:
         return left[0]
-    # A word that may be the hidden one is preferred among those that tell as much.
-    possible = set(left)
 
-    def remaining(guess: str) -> tuple[int, bool]:
+    def remaining(guess: str) -> int:
         groups = Counter(feedback(guess, word) for word in left)
-        return sum(count * count for count in groups.values()), guess not in possible
+        return sum(count * count for count in groups.values())
 
-    return min(ANSWERS, key=remaining)
+    # Words that can't be the hidden one may tell more of few that are left; with many, it takes long to try them all.
+    return min(left if len(left) > _FEW else (*left, *ANSWERS), key=remaining)
