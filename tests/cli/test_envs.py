@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from gymhost.envs import catalog, load
 from support.command import Serving, gymhost, serving
+
+load()
+SHELF = [id for id in catalog() if id.startswith("gymhost/")]
 
 MODULE = """
 from gymhost.envs import register
@@ -30,9 +34,9 @@ def test_a_server_s_environments_are_listed_but_for_gymnasium_s(running: Serving
     said = gymhost("envs", "--server", running.address)
     head, *lines = said.stdout.splitlines()
     assert head.split() == ["ID", "MODE", "ISOLATION", "SOURCE", "DESCRIPTION"]
-    assert [line.split()[0] for line in lines] == ["gymhost/Echo-v0", "gymhost/GuessNumber-v0", "test/Mine-v0"]
+    assert [line.split()[0] for line in lines] == [*SHELF, "test/Mine-v0"]
     source = f"gymhost {importlib.metadata.version('gymhost')}"
-    assert re.split(" {2,}", lines[2]) == ["test/Mine-v0", "inline", "shared", source, "One of my own."]
+    assert re.split(" {2,}", lines[-1]) == ["test/Mine-v0", "inline", "shared", source, "One of my own."]
     assert "--all lists them" in said.stderr
 
 
@@ -60,7 +64,7 @@ def test_an_exact_id_is_described(running: Serving):
 
 def test_json(running: Serving):
     listed = json.loads(gymhost("envs", "--json", "--server", running.address).stdout)
-    assert [one["id"] for one in listed] == ["gymhost/Echo-v0", "gymhost/GuessNumber-v0", "test/Mine-v0"]
+    assert [one["id"] for one in listed] == [*SHELF, "test/Mine-v0"]
     assert "tools" not in listed[0]
     one = json.loads(gymhost("envs", "gymhost/GuessNumber-v0", "--json", "--server", running.address).stdout)
     assert one["splits"] == {"train": 1000000, "test": 500}
@@ -85,11 +89,7 @@ def test_nothing_found_is_an_error(running: Serving):
 def test_without_a_server_those_of_this_machine(tmp_path: Path):
     (tmp_path / "mine.py").write_text(MODULE)
     said = gymhost("envs", "--module", "mine", cwd=tmp_path)
-    assert [line.split()[0] for line in said.stdout.splitlines()[1:]] == [
-        "gymhost/Echo-v0",
-        "gymhost/GuessNumber-v0",
-        "test/Mine-v0",
-    ]
+    assert [line.split()[0] for line in said.stdout.splitlines()[1:]] == [*SHELF, "test/Mine-v0"]
 
 
 def test_a_module_that_fails_is_shown(tmp_path: Path):

@@ -14,7 +14,19 @@ from gymhost.envs.shelf.guess_number_expert import binary_search, blind, call, c
 from gymhost.envs.trials import conversation, play
 
 
-@pytest.mark.parametrize("id", ["gymhost/Echo-v0", "gymhost/GuessNumber-v0"])
+@pytest.mark.parametrize(
+    "id",
+    [
+        "gymhost/ConnectFour-v0",
+        "gymhost/Echo-v0",
+        "gymhost/GuessNumber-v0",
+        "gymhost/Math-v0",
+        "gymhost/ReasoningGym-v0",
+        "gymhost/Search-v0",
+        "gymhost/TextArena-v0",
+        "gymhost/Wordle-v0",
+    ],
+)
 def test_gymnasiums_checker_passes_without_a_warning(id: str) -> None:
     check_env(gymnasium.make(id).unwrapped)
 

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from support.command import environment, gymhost, serving
 from support.server import PATIENCE
 

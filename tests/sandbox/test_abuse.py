@@ -258,8 +258,8 @@ async def test_a_server_and_its_other_sessions_go_on() -> None:
     with ServerProcess(modules=["support.sandbox_environments"], workers=1) as server:
         [worker] = server.workers
         async with connect(server.address) as remote:
-            names = {"limits": {"processes": 64, "disk": 32 * MIB}}
-            attacked, beside = (remote.session("test/Workbench-v0", **names) for _ in range(2))
+            limits = {"processes": 64, "disk": 32 * MIB}
+            attacked, beside = (remote.session("test/Workbench-v0", limits=limits) for _ in range(2))
             async with attacked, beside:
                 await beside.reset()
                 for attack, tool in itertools.product(attacks_of_all_kinds, ("run", "shell")):

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 
 from gymhost.client import connect
@@ -306,3 +307,10 @@ def peak_of(pool: Pool) -> int:
     """The most creations in flight so far; 0 before the first."""
     folder = crowded(pool)._folder
     return peak(folder) if list(folder.glob("peak-*")) else 0
+
+
+async def test_what_is_no_spec_is_refused(make_pool: MakePool) -> None:
+    # An environment's attribute `spec` is Gymnasium's.
+    spec: Any = gymnasium.spec("CartPole-v1")
+    with pytest.raises(InvalidArgument, match="made from a SandboxSpec, not from EnvSpec"):
+        await make_pool().create(spec)

@@ -1,4 +1,4 @@
-"""Every environment of the shelf that needs no sandbox, over a real server: expert, idler, cheats, seeds, and its check."""
+"""Each environment of the shelf that needs no sandbox, over a real server: expert, idler, cheats, seeds, its check."""
 
 import json
 import subprocess

@@ -16,12 +16,13 @@ from gymhost.envs.trials import conversation, play
     [
         ("crane", "crane", "GGGGG"),
         ("crane", "moist", "-----"),
-        ("stare", "tears", "YYYYY"),
+        ("stare", "tears", "YYGGY"),
+        ("least", "stale", "YYGYY"),
         # A letter guessed twice that is there once is marked once: at its place where it is there, else from the left.
-        ("eerie", "crest", "Y-Y--"),
-        ("sassy", "glass", "Y-YG-"[:3] + "G-"),
+        ("eerie", "great", "Y-Y--"),
+        ("sassy", "glass", "YY-G-"),
         ("level", "lemon", "GG---"),
-        ("allow", "label", "YY---"[:2] + "Y--"),
+        ("allow", "label", "YYY--"),
         ("speed", "erase", "Y-YY-"),
         ("geese", "eight", "YY---"),
     ],
@@ -57,37 +58,37 @@ def game(word: str, **kwargs: Any) -> Wordle:
 
 
 def test_a_guess_is_answered_and_the_right_one_wins() -> None:
-    env = game("crest")
+    env = game("great")
     observation, reward, terminated, *_ = env.step(call("guess", word="Eerie"))
     assert observation[0]["content"] == "eerie Y-Y--, 5 guesses left"
     assert (reward, terminated) == (0.0, False)
-    observation, reward, terminated, _, info = env.step(call("guess", word="crest"))
-    assert observation[0]["content"] == "crest GGGGG"
+    observation, reward, terminated, _, info = env.step(call("guess", word="great"))
+    assert observation[0]["content"] == "great GGGGG"
     assert (reward, terminated, info["won"]) == (1.0, True, True)
 
 
-@pytest.mark.parametrize("word", ["abcde", "crests", "", "cr3st", "ÀÉÎÕÜ", "cre st"])
+@pytest.mark.parametrize("word", ["abcde", "greats", "", "gr3at", "ÀÉÎÕÜ", "gre at"])
 def test_what_is_no_word_is_refused_and_takes_no_guess(word: str) -> None:
-    env = game("crest")
+    env = game("great")
     assert env.step(call("guess", word=word))[0][0]["content"].startswith("Error: ")
     assert env.step(call("guess", word="horse"))[0][0]["content"].endswith("5 guesses left")
 
 
 def test_the_last_guess_ends_it_and_does_not_tell_the_word() -> None:
-    env = game("crest", guesses=2)
+    env = game("great", guesses=2)
     observation, reward, terminated, _, info = env.step(
-        calls(("guess", {"word": "horse"}), ("guess", {"word": "glass"}), ("guess", {"word": "crest"}))
+        calls(("guess", {"word": "horse"}), ("guess", {"word": "glass"}), ("guess", {"word": "great"}))
     )
     assert "Not run" in observation[2]["content"]
-    assert "crest" not in repr((observation, info))
+    assert "great" not in repr((observation, info))
     assert (reward, terminated, info["won"]) == (0.0, True, False)
 
 
 def test_turns_without_a_word_end_it_too() -> None:
-    env = game("crest", guesses=2)
+    env = game("great", guesses=2)
     for _ in range(3):
-        assert not env.step("crest")[3]
-    *_, truncated, info = env.step("crest")
+        assert not env.step("great")[3]
+    *_, truncated, info = env.step("great")
     assert truncated
     assert info["limit"] == "max_turns"
     with pytest.raises(ValueError, match="guesses is at least 1"):

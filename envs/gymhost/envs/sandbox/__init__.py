@@ -10,7 +10,7 @@ What a model wrote runs in one, or not at all:
 from gymhost.envs.sandbox.backend import Backend, Container, Stream, StreamEnded
 from gymhost.envs.sandbox.pool import Pool
 from gymhost.envs.sandbox.python_session import PythonSession, interpreter_mounts
-from gymhost.envs.sandbox.registry import backend, create, keep_spares
+from gymhost.envs.sandbox.registry import backend, build, builds_images, create, keep_spares
 from gymhost.envs.sandbox.results import CommandResult, FileInfo, Image, PythonResult, Usage
 from gymhost.envs.sandbox.sandbox import Sandbox
 from gymhost.envs.sandbox.shell import Shell
@@ -36,6 +36,8 @@ __all__ = [
     "StreamEnded",
     "Usage",
     "backend",
+    "build",
+    "builds_images",
     "create",
     "interpreter_mounts",
     "keep_spares",

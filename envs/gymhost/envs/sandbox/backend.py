@@ -1,11 +1,13 @@
 """What a backend provides: containers, and streams to processes in them. All else is built on these, once for all."""
 
 import abc
+import os
 from collections.abc import Callable, Mapping, Sequence
 
 from gymhost.envs.sandbox.results import Usage
 from gymhost.envs.sandbox.snapshots import Snapshot
 from gymhost.envs.sandbox.spec import SandboxSpec
+from gymhost.wire.errors import InvalidArgument
 
 __all__ = ["RUNNER", "Backend", "Container", "Stream", "StreamEnded", "Take"]
 
@@ -121,10 +123,12 @@ class Backend(abc.ABC):
     Attributes:
         name: What it is called in settings and messages.
         isolates: Whether what runs inside is kept from the host.
+        builds: Whether it builds images.
     """
 
     name: str
     isolates: bool = True
+    builds: bool = False
 
     @abc.abstractmethod
     async def problem(self) -> str | None:
@@ -143,6 +147,21 @@ class Backend(abc.ABC):
             CapacityExhausted: Not now, but a later attempt may do.
             SandboxUnavailable: It could not be made.
         """
+
+    async def build(self, folder: "str | os.PathLike[str]") -> str:
+        """Builds the image that a folder's Dockerfile describes.
+
+        Args:
+            folder: The folder, whose files the Dockerfile may copy.
+
+        Returns:
+            What `SandboxSpec.image` calls it.
+
+        Raises:
+            InvalidArgument: The folder has no Dockerfile, or the backend builds no images.
+            SandboxUnavailable: It could not be built.
+        """
+        raise InvalidArgument(f"the backend {self.name!r} builds no images: use 'docker'")
 
     @abc.abstractmethod
     async def close(self) -> None:

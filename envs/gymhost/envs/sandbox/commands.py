@@ -41,7 +41,8 @@ NO_PROCESS = 254
 _FIRST = "exec 3>&2 2>/dev/null\n"
 # `e` ends the call of the name `n`. A shell that can start no process ends, even if it is the first one; so it goes on
 # as a new one, which is to be given this again.
-_BEGIN = r"""trap : HUP INT QUIT USR1 USR2 PIPE ALRM TERM
+_BEGIN = r"""begun=1
+trap : HUP INT QUIT USR1 USR2 PIPE ALRM TERM
 trap 'echo "bash: fork: Resource temporarily unavailable" >&3; e 254; exec bash --noprofile --norc' EXIT
 e() { printf '\036%s %s\n' "$n" "$1"; printf '\036%s\n' "$n" >&3; }
 greet() {
@@ -372,7 +373,8 @@ def _request(
         after += b"; exec 4<&-"
 
     def compose(nonce: str) -> bytes:
-        name = b"n=%s\n" % nonce.encode()
+        # A shell that went on as a new one without our knowing was made to from inside: it ends, and runs nothing.
+        name = b"n=%s; [[ $begun ]] || exit\n" % nonce.encode()
         if len(stdin) <= INLINE:
             # All that starts processes is one line: where none can start nothing of it is left for the new shell.
             return name + load + _line(before + inside + b"; e $?" + after + b"\n")

@@ -43,6 +43,7 @@ _HINTS = {
     errno.ENOSPC: ": raise limits.disk",
     errno.EDQUOT: ": raise limits.disk",
     errno.ENOMEM: ": raise limits.memory",
+    errno.EAGAIN: ": raise limits.processes, or end what runs (halt)",
 }
 
 # Only what is a regular file is opened: a FIFO would not come back.

@@ -8,7 +8,7 @@ import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Self, cast
 
 from gymhost.envs.sandbox.backend import Backend, Container
 from gymhost.envs.sandbox.sandbox import Sandbox
@@ -17,7 +17,7 @@ from gymhost.envs.sandbox.snapshots import Snapshot, TarSnapshot
 from gymhost.envs.sandbox.spares import Spares
 from gymhost.envs.sandbox.spec import SandboxSpec
 from gymhost.envs.sandboxing import CREATIONS, Scope, owner
-from gymhost.wire.errors import CapacityExhausted, SandboxLost, SandboxUnavailable
+from gymhost.wire.errors import CapacityExhausted, InvalidArgument, SandboxLost, SandboxUnavailable
 
 __all__ = ["CREATE_TIMEOUT", "Pool"]
 
@@ -86,11 +86,14 @@ class Pool:
 
         Raises:
             CapacityExhausted: The time passed before there was room for it.
-            InvalidArgument: The backend can't do what the spec asks for.
+            InvalidArgument: The backend can't do what the spec asks for, or it is no `SandboxSpec`.
             SandboxUnavailable: It could not be made, or the pool is closed.
             SandboxLost: The session that it is for has ended.
         """
         spec = SandboxSpec() if spec is None else spec
+        if not isinstance(cast(object, spec), SandboxSpec):
+            # An environment's own attribute `spec` is Gymnasium's, and soon taken for it.
+            raise InvalidArgument(f"a sandbox is made from a SandboxSpec, not from {type(spec).__name__}")
         if self._closed:
             raise SandboxUnavailable("the pool of sandboxes is closed")
         times = Times()

@@ -13,7 +13,7 @@ from gymhost.envs.sandbox.spec import SandboxSpec
 from gymhost.envs.sandboxing import settings
 from gymhost.wire.errors import InvalidArgument
 
-__all__ = ["BACKENDS", "backend", "close", "create", "keep_spares"]
+__all__ = ["BACKENDS", "backend", "build", "builds_images", "close", "create", "keep_spares"]
 
 BACKENDS = {
     "bubblewrap": "gymhost.envs.sandbox.bubblewrap:Bubblewrap",
@@ -78,6 +78,28 @@ async def create(
         SandboxLost: The session that it is for has ended.
     """
     return await _process_pool().create(spec, snapshot=snapshot, timeout=timeout)
+
+
+def builds_images() -> bool:
+    """Whether the backend of this process builds images.
+
+    Raises:
+        InvalidArgument: The backend can't be made.
+    """
+    return _process_pool().backend.builds
+
+
+async def build(folder: Path) -> str:
+    """Builds the image that a folder's Dockerfile describes, with the backend of this process.
+
+    Returns:
+        What `SandboxSpec.image` calls it.
+
+    Raises:
+        InvalidArgument: The folder has no Dockerfile, or the backend builds no images.
+        SandboxUnavailable: It could not be built.
+    """
+    return await _process_pool().backend.build(folder)
 
 
 def keep_spares(spec: SandboxSpec | None, number: int) -> None:

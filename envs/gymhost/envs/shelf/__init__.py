@@ -80,3 +80,38 @@ register(
     reset_timeout=60.0,
     description="Games of TextArena for one player: game=... names it. Needs the extra shelf.",
 )
+# Each of these works in sandboxes; a worker may have many such sessions, which wait most of the time.
+register(
+    id="gymhost/Terminal-v0",
+    entry_point="gymhost.envs.shelf.terminal:Terminal",
+    mode="async",
+    order_enforce=False,
+    disable_env_checker=True,
+    step_timeout=4000.0,
+    reset_timeout=4000.0,
+    description="Chores with a shell in a sandbox: tasks=... loads task folders in Harbor's layout instead.",
+)
+register(
+    id="gymhost/PythonCode-v0",
+    entry_point="gymhost.envs.shelf.python_code:PythonCode",
+    mode="async",
+    order_enforce=False,
+    disable_env_checker=True,
+    description="Write a function or a program in Python that passes hidden tests.",
+)
+register(
+    id="gymhost/Sql-v0",
+    entry_point="gymhost.envs.shelf.sql:Sql",
+    mode="async",
+    order_enforce=False,
+    disable_env_checker=True,
+    description="Answer a question about a SQLite database by a query.",
+)
+register(
+    id="gymhost/RepoRepair-v0",
+    entry_point="gymhost.envs.shelf.repo_repair:RepoRepair",
+    mode="async",
+    order_enforce=False,
+    disable_env_checker=True,
+    description="Repair a behaviour of a small Python package that an issue tells of.",
+)

@@ -8,7 +8,7 @@ from gymhost.envs.shelf.scripted import call, calls, said
 from gymhost.wire.chat_spaces import ChatMessage
 
 _DEPTH = 5
-_FROM_THE_MIDDLE = (3, 2, 4, 1, 5, 0, 6)
+_FROM_THE_MIDDLE = (3, 4, 2, 5, 1, 6, 0)
 _ROW = re.compile(rf"^[XO.](?: [XO.]){{{COLUMNS - 1}}}$", re.MULTILINE)
 _OTHER = {"X": "O", "O": "X"}
 

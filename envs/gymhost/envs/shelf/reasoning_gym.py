@@ -1,6 +1,7 @@
 """ReasoningGym: the tasks of the package `reasoning-gym`."""
 
 import ast
+import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -100,14 +101,16 @@ class ReasoningGym(ToolEnv):
             ValueError: There is no such dataset, it can't be played, or has no such options.
         """
         super().__init__(task=task, split=split)
-        self._factory = needed("reasoning_gym", "gymhost/ReasoningGym-v0").factory
+        needed("reasoning_gym", "gymhost/ReasoningGym-v0")
         self.datasets = (datasets,) if isinstance(datasets, str) else tuple(datasets)
         self.partial = partial
         options = options or {}
         strange = [name for name in options if name not in self.datasets]
         if strange or not self.datasets:
             raise ValueError(f"options are for datasets that are played, not for {', '.join(strange) or 'none'}")
-        self._made = {name: self._make(name, options.get(name, {})) for name in self.datasets}
+        self._made = {
+            name: _dataset(name, options[name]) if options.get(name) else _usual_dataset(name) for name in self.datasets
+        }
 
     def tasks(self) -> dict[str, Tasks]:
         """Returns the splits: no question is in both."""
@@ -154,19 +157,6 @@ class ReasoningGym(ToolEnv):
             return 0.0
         return min(1.0, max(0.0, marks)) if self.partial else float(marks >= 1.0)
 
-    def _make(self, name: str, options: Mapping[str, Any]) -> Any:
-        if name in REFUSED:
-            raise ValueError(f"the dataset {name!r} can't be played: {REFUSED[name]}")
-        if name not in self._factory.DATASETS:
-            raise ValueError(
-                f"reasoning-gym has no dataset {name!r}; it has {', '.join(sorted(self._factory.DATASETS))}"
-            )
-        size = (_TRAINING_TASKS + _TEST_TASKS) * _MOST_TRIES
-        try:
-            return self._factory.create_dataset(name, **{"seed": _SEED, "size": size, **options})
-        except (AssertionError, TypeError, ValueError) as error:
-            raise ValueError(f"reasoning-gym makes no dataset {name!r} with {dict(options)}: {error}") from None
-
     def _task(self, index: int, held_out: bool) -> Task:
         """Returns the first of the entries kept for an index that belongs to the split."""
         name = self.datasets[index % len(self.datasets)]
@@ -177,6 +167,30 @@ class ReasoningGym(ToolEnv):
             if (hashlib.sha256(question.encode()).digest()[0] % _HELD_OUT == 0) == held_out:
                 return {"dataset": name, "question": question, "entry": entry}
         raise ValueError(f"the dataset {name!r} has too few different questions for two splits")
+
+
+@functools.cache
+def _usual_dataset(name: str) -> Any:
+    """Returns a dataset without options, which all sessions share: some are large, and nothing changes them."""
+    return _dataset(name, {})
+
+
+def _dataset(name: str, options: Mapping[str, Any]) -> Any:
+    """Makes a dataset.
+
+    Raises:
+        ValueError: There is none, it can't be played, or has no such options.
+    """
+    factory: Any = needed("reasoning_gym", "gymhost/ReasoningGym-v0").factory
+    if name in REFUSED:
+        raise ValueError(f"the dataset {name!r} can't be played: {REFUSED[name]}")
+    if name not in factory.DATASETS:
+        raise ValueError(f"reasoning-gym has no dataset {name!r}; it has {', '.join(sorted(factory.DATASETS))}")
+    size = (_TRAINING_TASKS + _TEST_TASKS) * _MOST_TRIES
+    try:
+        return factory.create_dataset(name, **{"seed": _SEED, "size": size, **options})
+    except (AssertionError, TypeError, ValueError) as error:
+        raise ValueError(f"reasoning-gym makes no dataset {name!r} with {dict(options)}: {error}") from None
 
 
 def _literal(answer: str) -> bool:
@@ -197,10 +211,16 @@ def _arithmetic(answer: str) -> bool:
     return True
 
 
-# Scorers that evaluate what is given to them, or may reckon for ever with it: it must be harmless to do so.
+def _finite(answer: str) -> bool:
+    """Whether an answer has nothing of "nan" or "inf" in it, which no tolerance tells from a number."""
+    return "n" not in answer.lower()
+
+
+# Scorers that evaluate what is given to them, may reckon for ever with it, or take what is no number for the right one.
 _HARMLESS: dict[str, Callable[[str], bool]] = {
     "binary_matrix": _literal,
     "coin_flip": _arithmetic,
+    "complex_arithmetic": _finite,
     "countdown": _arithmetic,
     "n_queens": _literal,
     "puzzle24": _arithmetic,

@@ -23,6 +23,7 @@ _TEST_TASKS = 1_000
 _HELD_OUT = 4
 _MOST_SEEDS = 400
 _LONGEST_ACTION = 1_000
+_PATIENCE = 30.0
 
 # The games draw from the generator that all of a process share: each session puts its own state there while it plays.
 _shared_random = threading.Lock()
@@ -152,12 +153,16 @@ class TextArena(ToolEnv):
 
     @contextlib.contextmanager
     def _own_random(self) -> Generator[None]:
-        with _shared_random:
-            before = random.getstate()
+        if not _shared_random.acquire(timeout=_PATIENCE):
+            raise TimeoutError(
+                f"another game of TextArena in this process has taken more than {_PATIENCE:g} s for a move"
+            )
+        before = random.getstate()
+        try:
             if self._random_state is not None:
                 random.setstate(self._random_state)
-            try:
-                yield
-            finally:
-                self._random_state = random.getstate()
-                random.setstate(before)
+            yield
+        finally:
+            self._random_state = random.getstate()
+            random.setstate(before)
+            _shared_random.release()

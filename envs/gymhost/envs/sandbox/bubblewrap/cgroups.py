@@ -7,8 +7,9 @@ import contextlib
 import fcntl
 import os
 import secrets
+import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 __all__ = ["Group", "Groups", "counted", "remove_all", "thaw_all"]
 
@@ -74,9 +75,8 @@ class Groups:
         Raises:
             OSError: It could not be made; nothing of it is left.
         """
-        wanted = {"memory", "pids", "freezer", "cpuacct", *(("cpu",) if cpus is not None else ())}
-        bases = [c for c in self.folders if c in wanted or c == "unified"]
-        group = Group(self.version, {c: f"{self._base(c)}/{name}" for c in bases})
+        # One for processors too where there is no limit: then many processes have no more of them than a few.
+        group = Group(self.version, {c: f"{self._base(c)}/{name}" for c in self.folders})
         try:
             for path in group.paths.values():
                 os.mkdir(path)
@@ -98,17 +98,37 @@ class Group:
         self.paths = paths
 
     def set(self, path: str, file: str, value: str) -> None:
-        """Sets what a group may use; swap where there is none is passed over."""
+        """Sets what a group may use; what not every kernel knows of is passed over where it is not there."""
         try:
             _write(f"{path}/{file}", value)
         except FileNotFoundError:
-            if "memsw" not in file and "swap" not in file:
+            if not any(word in file for word in ("memsw", "swap", "tcp")):
                 raise
+
+    def doors(self) -> list[int]:
+        """Returns open files: whoever writes `0` to all of them moves in, also where the groups are not seen."""
+        return [os.open(f"{path}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for path in self.paths.values()]
 
     def enter(self) -> None:
         """Moves this process in."""
-        for path in self.paths.values():
-            _write(f"{path}/cgroup.procs", "0")
+        for door in self.doors():
+            os.write(door, b"0")
+            os.close(door)
+
+    def end_all(self, but: Container[int]) -> None:
+        """Kills all that is in it but for some."""
+        path = self.paths.get("unified") or self.paths.get("pids")
+        if path is None:
+            return
+        with contextlib.suppress(OSError):
+            most = _read(f"{path}/pids.max")
+            # So that what is killed starts nothing meanwhile.
+            _write(f"{path}/pids.max", "0")
+            for pid in map(int, _read(f"{path}/cgroup.procs").split()):
+                with contextlib.suppress(ProcessLookupError):
+                    if pid not in but:
+                        os.kill(pid, signal.SIGKILL)
+            _write(f"{path}/pids.max", most)
 
     def freeze(self) -> bool:
         """Has all processes stand still; False where that can't be, or not in time."""
@@ -157,7 +177,12 @@ def _settings(version: int, memory: int, processes: int, cpus: float | None) -> 
         return {"unified": tuple(files)}
     files_of_cpu = (("cpu.cfs_period_us", "100000"), ("cpu.cfs_quota_us", quota)) if quota is not None else ()
     return {
-        "memory": (("memory.limit_in_bytes", str(memory)), ("memory.memsw.limit_in_bytes", str(memory))),
+        "memory": (
+            ("memory.limit_in_bytes", str(memory)),
+            ("memory.memsw.limit_in_bytes", str(memory)),
+            # What waits in Internet sockets is counted apart, and would be the host's without a limit of its own.
+            ("memory.kmem.tcp.limit_in_bytes", str(memory // 4)),
+        ),
         "pids": (("pids.max", str(processes)),),
         "cpu": files_of_cpu,
     }

@@ -2,6 +2,9 @@
 
 A child never returns. What goes wrong before it is bubblewrap it says where the sandbox's standard error goes, as
 bubblewrap does; one that was to join a sandbox says it through a pipe that closes when it is another program.
+
+Whoever is in a sandbox sees a process as soon as it is in its process namespace, with the mounts and the network that
+it has then. So one that joins is in all the other namespaces before: a child is, which starts it and ends.
 """
 
 import errno
@@ -28,9 +31,10 @@ COPY_LIMIT = 100
 # Descriptors are moved beyond this one before they get the numbers that they shall have.
 _BEYOND = 64
 
-# All namespaces of a sandbox but the one of processes, which the keeper sets for its child.
+# All namespaces of a sandbox but the one of users, in which nobody has a right to join groups. That of processes is for
+# children.
 _NAMESPACES = (
-    syscalls.CLONE_NEWUSER
+    syscalls.CLONE_NEWPID
     | syscalls.CLONE_NEWNS
     | syscalls.CLONE_NEWNET
     | syscalls.CLONE_NEWIPC
@@ -260,9 +264,9 @@ def join(
     argv: Sequence[str],
     env: Mapping[str, str],
     pipes: Sequence[int],
-    failure: int,
+    tells: int,
 ) -> None:
-    """Enters a sandbox as one of its own processes, with its rights and no more, and becomes a program.
+    """Starts a process in a sandbox, with the rights of its own processes and no more, that becomes a program.
 
     Args:
         plan: What was asked for when the sandbox was made.
@@ -272,33 +276,42 @@ def join(
         argv: The program and its arguments.
         env: Its environment.
         pipes: Its standard streams.
-        failure: Where it says why it could not.
+        tells: Where the process id is told, and the number and the text of what went wrong; each is a line of JSON.
     """
     try:
-        os.setsid()
-        # Whoever is inside sees this process already.
         syscalls.hide_memory()
-        if group is not None:
-            group.enter()
         _arrange(pipes)
         _lower(plan.rlimits)
-        if plan.processes is not None:
-            syscalls.limit("NPROC", plan.processes)
+        doors = group.doors() if group is not None else []
         syscalls.setns(pidfd, _NAMESPACES)
-        os.setresgid(plan.user, plan.user, plan.user)
-        os.setresuid(plan.user, plan.user, plan.user)
-        syscalls.no_new_privileges()
-        syscalls.drop_capabilities()
-        try:
-            os.chdir(plan.workdir)
-        except PermissionError:
-            os.chdir("/")  # who is inside took the right from itself
-        syscalls.seccomp(program)
-        os.execvpe(argv[0], list(argv), env)
+        if (pid := os.fork()) == 0:
+            _enter(plan, pidfd, doors)
+            syscalls.seccomp(program)
+            os.execvpe(argv[0], list(argv), env)
+        os.write(tells, f"{pid}\n".encode())
     except (OSError, ValueError) as error:
-        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
-        os.write(failure, json.dumps(f"{argv[0]}: {reason}").encode())
-    os._exit(127)
+        code = error.errno if isinstance(error, OSError) else None
+        reason = os.strerror(code) if code else str(error)
+        os.write(tells, f"{json.dumps([code, f'{argv[0][:100]}: {reason[:200]}'])}\n".encode())
+    os._exit(0)
+
+
+def _enter(plan: Plan, pidfd: int, doors: Sequence[int]) -> None:
+    """Becomes one of the processes of a sandbox: whoever is inside sees this one already."""
+    os.setsid()
+    for door in doors:
+        os.write(door, b"0")
+    if plan.processes is not None:
+        syscalls.limit("NPROC", plan.processes)
+    syscalls.setns(pidfd, syscalls.CLONE_NEWUSER)
+    os.setresgid(plan.user, plan.user, plan.user)
+    os.setresuid(plan.user, plan.user, plan.user)
+    syscalls.no_new_privileges()
+    syscalls.drop_capabilities()
+    try:
+        os.chdir(plan.workdir)
+    except PermissionError:
+        os.chdir("/")  # who is inside took the right from itself
 
 
 def _lower(rlimits: Mapping[str, int]) -> None:

@@ -9,6 +9,7 @@ and ends with it, so that whoever started that one can wait for both.
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import select
@@ -60,6 +61,7 @@ class Box:
         init: The process id of its first process, once that is there.
         pidfd: That process.
         opened: Further processes that were started in it.
+        controls: Those of them that run out of band.
         waiting: Who waits for its end.
     """
 
@@ -73,7 +75,31 @@ class Box:
     init: int = 0
     pidfd: int = -1
     opened: set[int] = dataclasses.field(default_factory=set[int])
+    controls: set[int] = dataclasses.field(default_factory=set[int])
     waiting: list[Answer] = dataclasses.field(default_factory=list[Answer])
+
+
+@dataclasses.dataclass(eq=False)
+class Joining:
+    """A process that is being started in a sandbox.
+
+    Attributes:
+        box: The sandbox.
+        control: Whether it runs out of band.
+        told: Where its process id is told, and what went wrong; it closes when it is another program.
+        answer: Answers whoever wanted it.
+        pid: Its process id, once that was told.
+        failure: The number and the text of what went wrong.
+        over: Whether nothing more will be told.
+    """
+
+    box: Box
+    control: bool
+    told: int
+    answer: Answer
+    pid: int = 0
+    failure: tuple[int | None, str] = (None, "")
+    over: bool = False
 
 
 class Keeper:
@@ -83,7 +109,6 @@ class Keeper:
         self._channel = channel
         self._bwrap: str = settings["bwrap"]
         self._groups = groups
-        self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self._filters: dict[str, bytes] = {}
         self._boxes: dict[str, Box] = {}
         # What is done when a descriptor has something to read, and when a process has ended.
@@ -125,13 +150,12 @@ class Keeper:
     def _reap(self, wake: int) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(wake, 65536)
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        ended: list[tuple[int, int]] = []
+        with contextlib.suppress(ChildProcessError):
+            while (one := os.waitpid(-1, os.WNOHANG))[0] != 0:
+                ended.append(one)
+        # What joined a sandbox is known once the child is that started it, which ended no later.
+        for pid, status in sorted(ended, key=lambda one: one[0] not in self._ended):
             if (action := self._ended.pop(pid, None)) is not None:
                 action(os.waitstatus_to_exitcode(status))
 
@@ -270,36 +294,59 @@ class Keeper:
             group = box.control
         plan = box.plan if not control else _without_limits(box.plan)
         told, tells = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(told, False)
         try:
-            # What is forked while this is set begins in the sandbox's process namespace, as this process's own child.
-            syscalls.setns(box.pidfd, syscalls.CLONE_NEWPID)
-            try:
-                pid = children.run(
-                    lambda: children.join(
-                        plan, box.pidfd, group, self._filters[box.network], argv, env, descriptors, tells
-                    )
-                )
-            finally:
-                syscalls.setns(self._own_pids, syscalls.CLONE_NEWPID)
-        except OSError as error:
+            starter = children.run(
+                lambda: children.join(plan, box.pidfd, group, self._filters[box.network], argv, env, descriptors, tells)
+            )
+        except OSError:
             os.close(told)
-            raise KeyError(name) from error
+            raise
         finally:
             os.close(tells)
-        box.opened.add(pid)
-        self._ended[pid] = lambda _: box.opened.discard(pid)
-        self._watch(told, lambda: self._opened(box, pid, told, answer))
+        joining = Joining(box, control, told, answer)
+        self._ended[starter] = lambda _: self._hear(joining)
+        self._watch(told, lambda: self._joined(joining))
 
-    def _opened(self, box: Box, pid: int, told: int, answer: Answer) -> None:
+    def _hear(self, joining: Joining) -> None:
+        """Takes what is told of a process that is being started."""
+        while not joining.over:
+            try:
+                data = os.read(joining.told, 4096)
+            except BlockingIOError:
+                return
+            joining.over = not data
+            for word in map(json.loads, data.splitlines()):
+                if isinstance(word, int):
+                    joining.pid = word
+                    joining.box.opened.add(word)
+                    if joining.control:
+                        joining.box.controls.add(word)
+                    self._ended[word] = lambda _: self._left(joining)
+                else:
+                    joining.failure = word
+
+    def _joined(self, joining: Joining) -> None:
         """The process is another program now, or could not be."""
-        failure = os.read(told, 4096)
-        self._unwatch(told)
-        if box.name not in self._boxes:
-            answer(lost=True)
-        elif failure:
-            answer(error=json.loads(failure))
+        self._hear(joining)
+        if not joining.over:
+            return
+        self._unwatch(joining.told)
+        if joining.box.name not in self._boxes or joining.failure[0] == errno.ESRCH:
+            joining.answer(lost=True)
+        elif joining.failure[1]:
+            joining.answer(error=joining.failure[1], errno=joining.failure[0])
         else:
-            answer(pid=pid)
+            joining.answer(pid=joining.pid)
+
+    def _left(self, joining: Joining) -> None:
+        """A process that was started in a sandbox has ended."""
+        box = joining.box
+        box.opened.discard(joining.pid)
+        if joining.control and box.control is not None:
+            # Its limits are wider, so that nobody inside may stay where it was by getting into its memory.
+            box.controls.discard(joining.pid)
+            box.control.end_all(box.controls)
 
     def _do_stop(self, answer: Answer, _: Sequence[int], name: str, pid: int) -> None:
         """Kills a process that was started in a sandbox, where it is still there."""
@@ -352,7 +399,12 @@ class Keeper:
                 answer(error=reason or f"copying files took longer than {children.COPY_LIMIT} s", errno=status)
             self._stacks.release(box.stack)
 
-        pid, failure = children.copying(lambda: layers.make(layer, source, box.stack))
+        try:
+            pid, failure = children.copying(lambda: layers.make(layer, source, box.stack))
+        except OSError:
+            go_on()
+            self._stacks.release(box.stack)
+            raise
         self._ended[pid] = copied
 
     def _do_discard(self, answer: Answer, _: Sequence[int], snapshot: str) -> None:
@@ -365,7 +417,7 @@ def _wake(signal_number: int, frame: types.FrameType | None) -> None:
 
 
 def _without_limits(plan: children.Plan) -> children.Plan:
-    return dataclasses.replace(plan, rlimits={"CORE": 0}, processes=None)
+    return dataclasses.replace(plan, rlimits={"CORE": 0, "NOFILE": 256}, processes=None)
 
 
 def main() -> None:

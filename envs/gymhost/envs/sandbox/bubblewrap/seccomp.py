@@ -91,6 +91,8 @@ def program(network: Network) -> bytes:
         add(refused, "ioctl", lib.Arg(1, lib.MASKED_EQ, 0xFFFFFFFF, request))
     for mask, value in PERSONALITIES:
         add(refused, "personality", lib.Arg(0, lib.MASKED_EQ, mask, value))
+    # The limits of other processes, such as the first one, which has to start what is asked for.
+    add(refused, "prlimit64", lib.Arg(0, lib.NE, 0))
     families = {*LOCAL_FAMILIES, *(INTERNET_FAMILIES if network == "loopback" else ())}
     add(lib.ERRNO(errno.EAFNOSUPPORT), "socket", lib.Arg(0, lib.GT, LAST_FAMILY))
     for family in range(LAST_FAMILY + 1):

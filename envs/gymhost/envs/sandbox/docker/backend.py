@@ -48,6 +48,7 @@ class Docker(Backend):
     """
 
     name = "docker"
+    builds = True
 
     def __init__(
         self,

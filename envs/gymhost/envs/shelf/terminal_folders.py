@@ -1,0 +1,259 @@
+"""Task folders in Harbor's layout, the one of Terminal-Bench: an instruction, an environment and a verifier."""
+
+import dataclasses
+import json
+import math
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from gymhost.envs.sandbox import Limits, Mount, Sandbox, SandboxSpec, build, builds_images, create
+from gymhost.envs.sandbox.snapshots import TarSnapshot
+from gymhost.envs.shelf.aftermath import Aftermath
+from gymhost.envs.shelf.dockerfile import Dockerfile
+from gymhost.wire.errors import CommandTimeout, TooLarge
+
+__all__ = ["FolderTask", "folder_tasks"]
+
+MIB = 2**20
+
+# Where verifiers are, and where they write.
+_TESTS, _LOGS = "/tests", "/logs/verifier"
+# The working folder where nothing says another one, and the one of a sandbox that only shows what an image has there.
+_WORKDIR, _ELSEWHERE = "/app", "/gymhost"
+_USUAL_TIMEOUT = 600.0
+# What a step of this environment may take leaves no more to a verifier.
+_LONGEST = 3600.0
+# Bytes of a reward's file, and of what a verifier says that are shown where it gives none.
+_REWARD, _SAID = 64 * 1024, 2000
+_PROCESSES = 512
+
+
+@dataclass(slots=True)
+class FolderTask:
+    """A task folder.
+
+    Attributes:
+        name: The folder's name.
+        folder: Where it is.
+        text: What is asked.
+        seconds: How long the agent has.
+        verifier_seconds: How long its verifier has.
+        verifier_env: Variables that its verifier has.
+        build_seconds: How long making its environment may take.
+        spec: What its sandbox is like.
+        image: The image that its sandbox has, where there are images; None means the Dockerfile's.
+        dockerfile: Its Dockerfile; None where it has none.
+    """
+
+    name: str
+    folder: Path
+    text: str
+    seconds: float
+    verifier_seconds: float
+    verifier_env: Mapping[str, str]
+    build_seconds: float
+    spec: SandboxSpec
+    image: str | None
+    dockerfile: Dockerfile | None
+
+    @classmethod
+    def load(cls, folder: Path) -> "FolderTask":
+        """Reads a task folder.
+
+        Raises:
+            ValueError: It is none that can be used; the message says why.
+        """
+        for needed in ("task.toml", "instruction.md", "tests/test.sh"):
+            if not (folder / needed).is_file():
+                raise ValueError(f"{folder} is no task folder: it has no {needed}{_older(folder)}")
+        try:
+            config = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{folder}/task.toml: {error}") from None
+        agent, verifier, environment = (_table(config, name, folder) for name in ("agent", "verifier", "environment"))
+        if (folder / "environment/docker-compose.yaml").exists():
+            raise ValueError(f"{folder} needs several containers (docker-compose.yaml), and a sandbox is one")
+        if environment.get("gpus") or environment.get("os", "linux") != "linux":
+            raise ValueError(f"{folder}/task.toml: a sandbox is a Linux without GPUs (environment.gpus, environment.os)")
+        path = folder / "environment/Dockerfile"
+        dockerfile = Dockerfile.read(path) if path.is_file() else None
+        image = environment.get("docker_image")
+        env = {**(dockerfile.env if dockerfile is not None else {}), **_texts(environment.get("env", {}), folder)}
+        return cls(
+            name=folder.name,
+            folder=folder,
+            text=(folder / "instruction.md").read_text(encoding="utf-8").strip(),
+            seconds=_seconds(agent, "timeout_sec", folder),
+            verifier_seconds=_seconds(verifier, "timeout_sec", folder),
+            verifier_env=_texts(verifier.get("env", {}), folder),
+            build_seconds=_seconds(environment, "build_timeout_sec", folder),
+            spec=SandboxSpec(
+                env=env,
+                workdir=(dockerfile.workdir if dockerfile is not None else None) or _WORKDIR,
+                network="loopback",
+                limits=Limits(
+                    memory=_bytes(environment, "memory", 2048 * MIB, folder),
+                    disk=_bytes(environment, "storage", 10240 * MIB, folder),
+                    cpus=float(environment.get("cpus", 1)),
+                    processes=_PROCESSES,
+                ),
+            ),
+            image=None if image is None else str(image),
+            dockerfile=dockerfile,
+        )
+
+    async def begin(self) -> Sandbox:
+        """Makes the sandbox: of the image where the backend has images, else as the Dockerfile says.
+
+        Raises:
+            ValueError: The Dockerfile needs an image, and the backend has none.
+            SandboxUnavailable: The image could not be built, or the sandbox not be made.
+        """
+        if builds_images():
+            image = self.image
+            if image is None and self.dockerfile is not None:
+                image = await build(self.dockerfile.path.parent)
+            if image is not None:
+                return await self._of_image(image)
+        elif self.image is not None and self.dockerfile is None:
+            raise ValueError(f"{self.name} needs the image {self.image}: serve it with `--sandbox docker`")
+        sandbox = await create(self.spec)
+        try:
+            if self.dockerfile is not None:
+                await self.dockerfile.follow(sandbox, self.build_seconds)
+        except BaseException:
+            await sandbox.destroy()
+            raise
+        return sandbox
+
+    async def score(self, sandbox: Sandbox) -> float:
+        """Runs the verifier on what the agent left, and returns the reward that it writes.
+
+        It runs in a fresh sandbox, in which nothing of the agent's ever ran, and where there are no files in the folder
+        for its logs. What the agent's programs do when a verifier runs them there is that verifier's business.
+
+        Raises:
+            ValueError: It gives no reward, or one that is no number from 0 to 1.
+            SandboxUnavailable: There is no sandbox to run it in.
+        """
+        spec = dataclasses.replace(
+            sandbox.spec,
+            mounts=(*sandbox.spec.mounts, Mount(str(self.folder / "tests"), _TESTS)),
+            scratch=(_LOGS,),
+        )
+        async with await Aftermath.of(sandbox) as left:
+            return await left.look(self._verify, 0.0, spec=spec)
+
+    async def _verify(self, sandbox: Sandbox) -> float:
+        # No modules that the agent may have put into its home, which is the working folder.
+        env = {"PYTHONNOUSERSITE": "1", **self.verifier_env}
+        command = ["bash", f"{_TESTS}/test.sh"]
+        done = await sandbox.run(command, timeout=self.verifier_seconds, env=env, output_limit=MIB)
+        await sandbox.halt()
+        for name, read in (("reward.txt", _plain_reward), ("reward.json", _json_reward)):
+            try:
+                text = await sandbox.read_text(f"{_LOGS}/{name}", limit=_REWARD)
+            except FileNotFoundError:
+                continue
+            except (OSError, TooLarge, CommandTimeout) as error:
+                raise ValueError(f"the reward of the verifier of {self.name} can't be read: {error}") from None
+            return read(text, self.name)
+        how = f"exit status {done.exit_status}" if done.limit is None else f"limit of {done.limit}"
+        said = (done.stdout + done.stderr)[-_SAID:]
+        raise ValueError(f"the verifier of {self.name} wrote no reward ({how}); it said: {said}")
+
+    async def _of_image(self, image: str) -> Sandbox:
+        """Makes a sandbox of an image: the working folder, which is its own, begins with what the image has there."""
+        spec = dataclasses.replace(self.spec, image=image)
+        async with await create(dataclasses.replace(spec, workdir=_ELSEWHERE)) as shown:
+            try:
+                files = await TarSnapshot.take(shown.run, [spec.workdir], limit=spec.limits.disk + 16 * MIB)
+            except FileNotFoundError:
+                return await create(spec)
+        try:
+            return await create(spec, snapshot=files)
+        finally:
+            await files.discard()
+
+
+def folder_tasks(path: Path) -> list[FolderTask]:
+    """Loads a folder of task folders, in the order of their names, or one task folder.
+
+    Raises:
+        ValueError: There is none, or one can't be used.
+    """
+    if not path.is_dir():
+        raise ValueError(f"there is no folder {path}")
+    if (path / "task.toml").exists() or (path / "task.yaml").exists():
+        return [FolderTask.load(path.resolve())]
+    found = [FolderTask.load(each.resolve()) for each in sorted(path.iterdir()) if (each / "task.toml").exists()]
+    if not found:
+        raise ValueError(f"{path} has no task folders: each has a task.toml{_older(path)}")
+    return found
+
+
+def _older(folder: Path) -> str:
+    if any(folder.glob("task.yaml")) or any(folder.glob("*/task.yaml")):
+        return "; with its task.yaml it is of Terminal-Bench's older layout: convert it with `harbor tasks migrate`"
+    return ""
+
+
+def _table(config: dict[str, Any], name: str, folder: Path) -> dict[str, Any]:
+    table = config.get(name, {})
+    if not isinstance(table, dict):
+        raise ValueError(f"{folder}/task.toml: {name} is no table")
+    return cast(dict[str, Any], table)
+
+
+def _texts(table: object, folder: Path) -> dict[str, str]:
+    if not isinstance(table, dict):
+        raise ValueError(f"{folder}/task.toml: env is a table of texts")
+    return {str(name): str(value) for name, value in cast(dict[object, object], table).items()}
+
+
+def _seconds(table: dict[str, Any], name: str, folder: Path) -> float:
+    value: object = table.get(name, _USUAL_TIMEOUT)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _LONGEST:
+        raise ValueError(f"{folder}/task.toml: {name} is a number of seconds up to {_LONGEST:g}, not {value!r}")
+    return float(value)
+
+
+def _bytes(table: dict[str, Any], name: str, usual: int, folder: Path) -> int:
+    """Returns a size, which is given in MiB or, as in older versions of the layout, as a text such as `2G`."""
+    if f"{name}_mb" in table:
+        return int(table[f"{name}_mb"]) * MIB
+    if name not in table:
+        return usual
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])i?B?", str(table[name]), re.IGNORECASE)
+    if found is None:
+        raise ValueError(f"{folder}/task.toml: {name} is a size such as 2G, not {table[name]!r}")
+    return int(float(found[1]) * 1024 ** (1 + "KMGT".index(found[2].upper())))
+
+
+def _plain_reward(text: str, name: str) -> float:
+    try:
+        return _reward(float(text), name)
+    except ValueError:
+        raise ValueError(f"the verifier of {name} wrote {text[:80]!r}, which is no number from 0 to 1") from None
+
+
+def _json_reward(text: str, name: str) -> float:
+    """Returns the number of an object that is called `reward`, or that it has alone."""
+    try:
+        said: object = json.loads(text)
+    except ValueError:
+        raise ValueError(f"the verifier of {name} wrote {text[:80]!r}, which is no JSON") from None
+    if isinstance(said, dict):
+        numbers = cast(dict[str, object], said)
+        said = numbers.get("reward", next(iter(numbers.values())) if len(numbers) == 1 else None)
+    return _reward(said, name)
+
+
+def _reward(value: object, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not 0 <= value <= 1:
+        raise ValueError(f"the verifier of {name} gave the reward {value!r}, which is no number from 0 to 1")
+    return float(value)
