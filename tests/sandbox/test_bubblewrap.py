@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -422,6 +423,7 @@ async def test_roots_sandboxes_have_users_of_their_own_and_forks_that_of_their_f
 
 async def test_no_descriptor_is_left_in_here(backend: Bubblewrap):
     await (await backend.create(SandboxSpec())).destroy()
+    gc.collect()  # what tests before this one have dropped
     before = descriptors()
     for _ in range(50):
         container = await backend.create(SandboxSpec())
@@ -430,7 +432,7 @@ async def test_no_descriptor_is_left_in_here(backend: Bubblewrap):
         await container.destroy()
         await container.destroy()
         stream.close()
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 async def test_one_is_killed_from_a_thread_without_waiting(backend: Bubblewrap):

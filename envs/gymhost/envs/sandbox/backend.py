@@ -50,8 +50,8 @@ class Container(abc.ABC):
         main: The streams of its first process.
         init: The process id inside of the first process, to which orphans fall; 1 where the backend has process
             namespaces. What has no part in its tree is never touched.
-        limits_in_force: By the names of `Limits`' attributes, and `seccomp`, `user` and `network`: how each is held, such
-            as `cgroup v2` or `rlimit, each process by itself`; what is not held has an empty text.
+        limits_in_force: By the names of `Limits`' attributes, and `seccomp`, `user` and `network`: how each is held,
+            such as `cgroup v2` or `rlimit, each process by itself`; what is not held has an empty text.
     """
 
     id: str

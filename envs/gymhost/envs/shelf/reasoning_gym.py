@@ -48,6 +48,7 @@ REFUSED = {
     "polynomial_multiplication": "its scorer runs answers as code",
     "pool_matrix": "it seeds the random generator that all share",
     "simple_integration": "its scorer runs answers as code",
+    "word_ladder": "it has too few tasks for two splits",
 }
 """The datasets that can't be played, and why."""
 

@@ -9,7 +9,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Container, Mapping
+from collections.abc import Iterable, Mapping
 
 __all__ = ["Group", "Groups", "counted", "remove_all", "thaw_all"]
 
@@ -115,7 +115,7 @@ class Group:
             os.write(door, b"0")
             os.close(door)
 
-    def end_all(self, but: Container[int]) -> None:
+    def end_all(self, but: Iterable[int]) -> None:
         """Kills all that is in it but for some."""
         path = self.paths.get("unified") or self.paths.get("pids")
         if path is None:
@@ -126,7 +126,7 @@ class Group:
             _write(f"{path}/pids.max", "0")
             for pid in map(int, _read(f"{path}/cgroup.procs").split()):
                 with contextlib.suppress(ProcessLookupError):
-                    if pid not in but:
+                    if pid not in (0, *but):
                         os.kill(pid, signal.SIGKILL)
             _write(f"{path}/pids.max", most)
 

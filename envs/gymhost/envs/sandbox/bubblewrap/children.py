@@ -281,8 +281,8 @@ def join(
     try:
         syscalls.hide_memory()
         _arrange(pipes)
-        _lower(plan.rlimits)
         doors = group.doors() if group is not None else []
+        _lower(plan.rlimits)
         syscalls.setns(pidfd, _NAMESPACES)
         if (pid := os.fork()) == 0:
             _enter(plan, pidfd, doors)

@@ -9,7 +9,6 @@ and ends with it, so that whoever started that one can wait for both.
 
 import contextlib
 import dataclasses
-import errno
 import json
 import os
 import select
@@ -332,10 +331,11 @@ class Keeper:
         if not joining.over:
             return
         self._unwatch(joining.told)
-        if joining.box.name not in self._boxes or joining.failure[0] == errno.ESRCH:
+        code, reason = joining.failure
+        if joining.box.name not in self._boxes or (reason and _has_ended(joining.box.pidfd)):
             joining.answer(lost=True)
-        elif joining.failure[1]:
-            joining.answer(error=joining.failure[1], errno=joining.failure[0])
+        elif reason:
+            joining.answer(error=reason, errno=code)
         else:
             joining.answer(pid=joining.pid)
 
@@ -414,6 +414,12 @@ class Keeper:
 
 def _wake(signal_number: int, frame: types.FrameType | None) -> None:
     """Does nothing: that there is a handler has the descriptor written to."""
+
+
+def _has_ended(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _without_limits(plan: children.Plan) -> children.Plan:
