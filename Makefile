@@ -51,7 +51,7 @@ format: .venv/installed ## let ruff mend what it can
 proto: ## generate the modules of proto/gymhost/v1
 	@$(PYTHON) proto/generate.py
 
-bench: .venv/installed ## compare throughput with bare gRPC and with peers: about 15 minutes; ARGS="w1 --rounds 2"
+bench: .venv/installed ## compare throughput with bare gRPC and with peers: about 20 minutes; ARGS="w1 --rounds 2"
 	@$(BIN)/python -m tests.benchmarks $(ARGS)
 
 clean: ## remove all that make installed and built
