@@ -62,6 +62,7 @@ class Coder(ToolEnv):
     async def right(self) -> float:
         """1 for the right sum, read by a process that the model has no hand in."""
         assert self.sandbox is not None
+        await self.sandbox.halt()  # what the model left running has no hand in it either
         written = await self.sandbox.run(["cat", "total.txt"], timeout=10, output_limit=64)
         return float(written.ok and written.stdout.strip() == str(self.total))
 

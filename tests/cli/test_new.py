@@ -70,6 +70,7 @@ def test_names_and_ids(tmp_path: Path) -> None:
         (["acme maze"], "letters, digits and '-'"),
         (["class"], "can't be the name"),
         (["gymhost"], "can't be the name"),
+        (["json"], "can't be the name"),
         (["acme-maze", "--id", "Maze"], "written like acme/Maze-v0"),
         (["full"], "not empty: name another folder (--folder)"),
     ],

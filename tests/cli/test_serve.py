@@ -1,6 +1,7 @@
 """`gymhost serve`: it starts, says so, lets in whom it should, and leaves nothing behind."""
 
 import asyncio
+import re
 import signal
 import socket
 from pathlib import Path
@@ -101,6 +102,27 @@ def test_it_says_how_to_connect():
 def test_it_says_that_local_sandboxes_contain_nothing():
     with serving("--sandbox", "local") as running:
         assert "warning: --sandbox local contains nothing" in running.stderr.readline()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("docker", "--sandbox-option", "size=3"), "'docker' can't be made so: .*; its options: base_url, runtime, image, "),
+        (("bubblewrap", "--sandbox-option", "runtime=runsc"), "'bubblewrap' can't be made so: "),
+        (("not_there:Jail",), "can't import the sandbox backend 'not_there:Jail'"),
+    ],
+)
+def test_a_wrong_sandbox_backend_keeps_it_from_starting(arguments: tuple[str, ...], message: str):
+    result = gymhost("serve", "--workers", "1", "--address", "127.0.0.1:0", "--sandbox", *arguments)
+    assert result.returncode == 1
+    assert re.search(message, result.stderr), result.stderr
+    assert "(--sandbox, --sandbox-option)" in result.stderr
+
+
+def test_it_says_at_its_start_that_an_engine_is_not_there():
+    with serving("--sandbox", "docker", "--sandbox-option", "base_url=unix:///not/there") as running:
+        said = running.stderr.readline()
+    assert "sandboxes can't be made: can't reach Docker at unix:///not/there" in said
 
 
 def test_modules_are_found_in_the_current_folder_first_then_in_app_dirs(tmp_path: Path):

@@ -264,6 +264,8 @@ def test_a_result_of_texts_and_pictures_becomes_blocks() -> None:
     assert env.observation_space.contains(observation)
     with pytest.raises(TypeError, match="not of int"):
         Content("a", 7)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="bytes of its file, not of str"):
+        Picture("board.png")  # pyright: ignore[reportArgumentType]
 
 
 def test_the_middle_of_a_long_result_is_left_out_and_that_is_said() -> None:

@@ -210,10 +210,10 @@ async def test_a_folder_of_files_goes_in_and_comes_out(sandbox: Sandbox, tmp_pat
     (source / "sub" / "data").write_bytes(EVERY_BYTE * 40_000)
     (source / "sub" / "link").symlink_to("../run.sh")
     (source / "\udcff\n-x").write_text("odd")
-    await sandbox.upload(source, "there/in")
+    await sandbox.upload(str(source), "there/in")
     assert (await sandbox.run(["there/in/run.sh"])).stdout == "ran\n"
     assert (await sandbox.run('[ "$(stat -c %u there/in/run.sh)" = "$(id -u)" ]')).ok
-    download = await sandbox.download("there", tmp_path / "back")
+    download = await sandbox.download("there", str(tmp_path / "back"))
     assert download.complete
     assert (download.files, download.size) == (4, 19 + 256 * 40_000 + 3)
     back = tmp_path / "back" / "in"

@@ -374,7 +374,7 @@ async def test_other_processes_can_write_while_a_long_answer_is_given(python: Py
 
 
 async def test_what_runs_on_writes_to_the_next_piece(python: PythonSession):
-    await python.run("import subprocess; p = subprocess.Popen('read; echo late', shell=True, stdin=-1)")
+    await python.run("import subprocess; p = subprocess.Popen('read line; echo late', shell=True, stdin=-1)")
     assert (await python.run("p.communicate(b'\\n'); None")).stdout == "late\n"
 
 
@@ -386,6 +386,14 @@ async def test_modules_come_from_the_working_folder_but_not_those_of_the_session
     assert await value(python, "import own; own.answer") == "42"
     await python.run("import os; os._exit(0)")
     assert await value(python, "import own; own.answer") == "42"
+
+
+async def test_pythons_own_name_for_itself_is_found_whatever_way_it_takes(monkeypatch: pytest.MonkeyPatch):
+    # As of one that was started as `../bin/python`, from a folder that the sandbox has not.
+    monkeypatch.setattr(sys, "executable", f"/not-there/..{sys.executable}")
+    async with fresh_sandbox("bubblewrap", SandboxSpec(mounts=interpreter_mounts())) as sandbox:
+        python = await sandbox.python(executable=sys.executable)
+        assert await value(python, "import gymhost.envs") is None
 
 
 async def test_features_of_the_future_last(python: PythonSession):

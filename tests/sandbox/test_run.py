@@ -257,20 +257,24 @@ async def test_a_second_cancel_does_not_wait_and_leaves_it_usable(sandbox: Sandb
         (["a\0b"], {}),
         ([], {}),
         ("\ud800", {}),
+        (["echo", 5], {}),
+        (b"true", {}),
+        ("true", {"timeout": None}),
         ("true", {"timeout": 0.0}),
         ("true", {"timeout": float("inf")}),
         ("true", {"timeout": float("nan")}),
         ("true", {"output_limit": -1}),
         ("true", {"env": {"a b": "c"}}),
         ("true", {"env": {"a": "\0"}}),
+        ("true", {"env": {"a": 1}}),
         ("true", {"cwd": "\0"}),
     ],
 )
 async def test_what_can_not_be_meant_is_refused(
-    sandbox: Sandbox, command: str | list[str], settings: dict[str, object]
+    sandbox: Sandbox, command: Any, settings: dict[str, Any]
 ):
     with pytest.raises(InvalidArgument):
-        await sandbox.run(command, **settings)  # pyright: ignore[reportArgumentType]
+        await sandbox.run(command, **settings)
     assert (await sandbox.run("echo fine")).stdout == "fine\n"
 
 
@@ -285,6 +289,7 @@ async def test_a_sandbox_that_is_destroyed_says_so_at_once(sandbox: Sandbox):
         await sandbox.run("true")
     assert time.monotonic() - started < 10
     assert not sandbox.alive
+    assert repr(sandbox) == f"<Sandbox {sandbox.id}, which is gone>"
     await sandbox.destroy()
 
 

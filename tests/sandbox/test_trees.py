@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import random
 import stat
 import tarfile
@@ -195,9 +196,16 @@ def test_entries_are_bounded(around: Path):
 
 
 def test_folders_that_paths_imply_are_bounded_too(around: Path):
-    download = unpack(around, *(member(f"{number}/" * 500 + "f") for number in range(20)), entries=30)
+    download = unpack(around, *(member(f"{number}/" * 150 + "f") for number in range(20)), entries=30)
     assert not download.complete
     assert sum(1 for _ in os.walk(around / "target")) < 1200
+
+
+def test_folders_are_not_nested_deeper_than_programs_can_walk(around: Path):
+    download = unpack(around, member("d/" * 900 + "f"), member("e/" * 100 + "f"))
+    assert "deep" in reason(download)
+    assert (download.files, (around / "target/d").exists()) == (1, False)
+    shutil.rmtree(around / "target")
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "a/" + "y" * 256 + "/z", "a\nb", "\udcff", "-rf", " ", "a//b/./c"])

@@ -1,5 +1,6 @@
-"""The server that the tests of this folder talk to."""
+"""The servers that the tests of this folder talk to."""
 
+from support.docker_engine import docker_engine
 from support.fixtures import server
 
-__all__ = ["server"]
+__all__ = ["docker_engine", "server"]

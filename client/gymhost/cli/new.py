@@ -3,6 +3,7 @@
 import keyword
 import re
 import string
+import sys
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -41,8 +42,8 @@ def command(name: str, id: str | None, folder: Path | None) -> None:
         raise click.BadParameter(f"a package is named with letters, digits and '-', as acme-maze, not {name!r}")
     words = re.split(r"[-_]", name)
     package = "_".join(words).lower()
-    if keyword.iskeyword(package) or package == "gymhost":
-        raise click.BadParameter(f"{package!r} can't be the name of a package of yours")
+    if keyword.iskeyword(package) or package == "gymhost" or package in sys.stdlib_module_names:
+        raise click.BadParameter(f"{package!r} can't be the name of a package of yours: it is Python's or gymhost's")
     class_name = "".join(word[:1].upper() + word[1:] for word in words[1:] or words)
     id = id or (f"{words[0].lower()}/{class_name}-v0" if len(words) > 1 else f"{class_name}-v0")
     if not re.fullmatch(r"(?:[\w:-]+/)?[\w:.-]+-v\d+", id):
@@ -56,7 +57,7 @@ def command(name: str, id: str | None, folder: Path | None) -> None:
         click.echo(f"  {path}")
     click.echo(
         f'\n{id} is in {target}. Next:\n\n  cd {target}\n  pip install -e ".[test]"\n  pytest\n  gymhost check {id}\n'
-        f"  gymhost serve"
+        f"  gymhost play {id}\n  gymhost serve"
     )
 
 

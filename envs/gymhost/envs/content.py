@@ -17,10 +17,17 @@ class Picture:
     Attributes:
         data: The picture, as a file of its kind.
         media_type: Its kind, such as `image/png`.
+
+    Raises:
+        TypeError: The data is no bytes.
     """
 
     data: bytes
     media_type: str = "image/png"
+
+    def __post_init__(self) -> None:
+        if not isinstance(cast(object, self.data), bytes):
+            raise TypeError(f"a picture is made of the bytes of its file, not of {type(self.data).__name__}")
 
 
 class Content:

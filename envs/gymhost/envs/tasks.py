@@ -10,6 +10,8 @@ from typing import Any, Self, SupportsIndex, cast, overload
 
 import numpy as np
 
+from gymhost.wire.errors import InvalidArgument
+
 Task = dict[str, Any]
 
 ENDLESS = 2**31
@@ -161,30 +163,30 @@ def choose(
         The place of the task, and the task: None and an empty one where there are no tasks.
 
     Raises:
-        ValueError: There is no such split or task.
+        InvalidArgument: There is no such split or task; it is a ValueError too.
     """
     if not splits:
         if split is not None or index is not None:
-            raise ValueError("this environment has no tasks to choose from: give no `task` and no `split`")
+            raise InvalidArgument("this environment has no tasks to choose from: give no `task` and no `split`")
         return None, {}
     if split is None:
         split = next(iter(splits))
     tasks = splits.get(split)
     if tasks is None:
-        raise ValueError(f"there is no split {split!r}: the splits are {', '.join(splits)}")
+        raise InvalidArgument(f"there is no split {split!r}: the splits are {', '.join(splits)}")
     if index is None:
         if tasks.size == 0:
-            raise ValueError(f"the split {split!r} has no tasks")
+            raise InvalidArgument(f"the split {split!r} has no tasks")
         index = random().integers(ENDLESS if tasks.size is None else tasks.size)
     if isinstance(index, bool) or not isinstance(index, SupportsIndex):
-        raise ValueError(f"`task` is the index of a task, not {index!r}")
+        raise InvalidArgument(f"`task` is the index of a task, not {index!r}")
     index = operator.index(index)
     try:
         if index < 0:
             raise IndexError(f"there is no task {index}: a task's index is 0 or more")
         return Place(split, index), tasks[index]
     except IndexError as error:
-        raise ValueError(f"split {split!r}: {error}") from None
+        raise InvalidArgument(f"split {split!r}: {error}") from None
 
 
 def _needed(module: str, by: str) -> Any:

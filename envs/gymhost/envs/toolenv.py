@@ -188,7 +188,8 @@ class ToolEnv(gymnasium.Env[Observation, Action]):
     @property
     def splits(self) -> Mapping[str, Tasks]:
         """The tasks by split; the first split is the default. Empty where the environment has no tasks."""
-        if self._splits is None:
+        # What an instance was given counts, also where the class's own are known already.
+        if self._splits is None or ("tasks" in self.__dict__ and "_splits" not in self.__dict__):
             tasks: Any = self.tasks() if callable(self.tasks) else self.tasks
             made = cast(Mapping[str, Iterable[Task]], tasks or {})
             splits = {name: of if isinstance(of, Tasks) else Tasks(of) for name, of in made.items()}

@@ -26,8 +26,10 @@ __all__ = ["Channel", "Reply", "Stop"]
 # Beyond this many times what is kept of the output, and beyond this many bytes, a call is ended.
 FLOOD = 64
 FLOOD_LEAST = 2**20
-# No process of ours sends more along. After the end of a call no more than this much of what others write is kept.
-PAYLOAD_LIMIT = 64 * 2**20
+# No process of ours sends more along, or has a longer line. After the end of a call no more than this much of what
+# others write is kept.
+PAYLOAD_LIMIT = 65536
+LINE_LIMIT = 64
 REST_LIMIT = 65536
 
 # Tries to stop a call, and seconds after each in which the process must say that it is done.
@@ -265,7 +267,7 @@ class _Scan:
         self.which = 0
         self.line: bytes | None = None
         # The line before it, which had a `+`.
-        self.first = b""
+        self.first: bytes | None = None
         self.after: bytearray = bytearray()
 
     def take(self, data: bytes) -> None:
@@ -275,18 +277,23 @@ class _Scan:
             return
         data = self._carry + data if self._carry else data
         self._carry = b""
-        if not self._found:
-            data = self._find(data)
-        if self._found:
+        while data:
+            if not self._found:
+                data = self._find(data)
+                continue
             line, newline, after = data.partition(b"\n")
-            if not newline:
+            if len(line) > LINE_LIMIT:
+                self._found = False  # somebody else found out the nonce
+            elif not newline:
                 self._carry = data
-            elif line.endswith(b"+") and not self.which:
+                return
+            elif line.endswith(b"+") and not self.which and self.first is None:
                 self.first, self._found, self._kept = line[:-1], False, _Kept(0)
-                self.take(after)
+                data = after
             else:
                 self.line = line
                 self.after += after
+                return
 
     def close(self) -> None:
         if not self._found:

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from gymhost.envs.sandbox.backend import RUNNER, Container
 from gymhost.envs.sandbox.channel import Channel, Reply, Stop
@@ -14,7 +15,7 @@ from gymhost.envs.sandbox.stop import Place, Processes
 from gymhost.envs.sandbox.turns import Turns
 from gymhost.wire.errors import InvalidArgument, SandboxLost, SandboxUnavailable
 
-__all__ = ["KILLED", "OUTPUT_LIMIT", "TIMEOUT", "Commands", "Watched", "check_limits", "encode", "quote"]
+__all__ = ["KILLED", "OUTPUT_LIMIT", "TIMEOUT", "Commands", "Watched", "check_limits", "encode", "quote", "utf8"]
 
 TIMEOUT = 60.0
 OUTPUT_LIMIT = 256 * 1024
@@ -202,9 +203,11 @@ class Commands:
             try:
                 said = await channel.greet(lambda nonce: start + hello(nonce), timeout=GREETING_TIMEOUT)
                 place = Place(pid_of(said), watcher.session, watcher.clock)
-            except BaseException:
+            except BaseException as error:
                 self.processes.discard(watcher)
                 self._drop(channel)
+                if isinstance(error, ValueError):
+                    raise SandboxUnavailable("a process of the sandbox told no process id as it was started") from None
                 raise
             self.processes.add(place)
         return Watched(channel, place, watcher)
@@ -408,18 +411,27 @@ def quote(text: str | bytes, what: str = "a command") -> bytes:
 
 
 def encode(text: str | bytes, what: str) -> bytes:
-    """Returns a text as bytes; what Python took from bytes that are no UTF-8 is given back as it was.
+    """Returns a text as bytes without NUL.
 
     Raises:
         InvalidArgument: It has a NUL character or a lone surrogate.
     """
-    try:
-        data = text if isinstance(text, bytes) else text.encode(errors="surrogateescape")
-    except UnicodeEncodeError as error:
-        raise InvalidArgument(f"{what} can't be written as UTF-8: {error}") from None
+    data = utf8(text, what)
     if b"\0" in data:
         raise InvalidArgument(f"{what} can't hold a NUL character")
     return data
+
+
+def utf8(text: str | bytes, what: str) -> bytes:
+    """Returns a text as bytes; what Python took from bytes that are no UTF-8 is given back as it was.
+
+    Raises:
+        InvalidArgument: It has a lone surrogate.
+    """
+    try:
+        return text if isinstance(text, bytes) else text.encode(errors="surrogateescape")
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"{what} can't be written as UTF-8: {error}") from None
 
 
 def check_limits(timeout: float, output_limit: int) -> None:
@@ -428,7 +440,7 @@ def check_limits(timeout: float, output_limit: int) -> None:
     Raises:
         InvalidArgument: One is not.
     """
-    if not 0 < timeout < math.inf:
+    if not isinstance(cast(object, timeout), (int, float)) or not 0 < timeout < math.inf:
         raise InvalidArgument(f"timeout must be a number of seconds above 0, not {timeout}")
     if output_limit < 0:
         raise InvalidArgument(f"output_limit must be at least 0 bytes, not {output_limit}")

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Literal, Protocol
 
+from gymhost.envs.sandbox.commands import utf8
 from gymhost.envs.sandbox.results import CommandResult, FileInfo
 from gymhost.envs.sandbox.trees import Download, LeftOut, extract, pack_files, pack_folder
 from gymhost.wire.errors import CommandTimeout, InvalidArgument, SandboxUnavailable, TooLarge
@@ -167,7 +168,7 @@ class Files:
             OSError: The disk is full (ENOSPC), or it is a device, a FIFO or a socket, or it could not be written for
                 another reason.
         """
-        place, content = _place(path), data.encode() if isinstance(data, str) else data
+        place, content = _place(path), utf8(data, "what is written")
         if place.endswith("/") or place.rpartition("/")[2] in (".", ".."):
             raise IsADirectoryError(errno.EISDIR, "The path is one of a folder", os.fspath(path))
         # Unpredictable: so nothing is there, and a program inside has to look for it to meddle.
@@ -227,7 +228,7 @@ class Files:
 
     async def upload(
         self,
-        source: Path | Mapping[str, bytes | str],
+        source: str | PurePath | Mapping[str, bytes | str],
         target: str | PurePath = ".",
         *,
         limit: int = 256 * MIB,
@@ -254,13 +255,13 @@ class Files:
         if isinstance(source, Mapping):
             packed = pack_files(source, limit)
         else:
-            packed = await asyncio.to_thread(pack_folder, source, limit)
+            packed = await asyncio.to_thread(pack_folder, Path(source), limit)
         await unpack(self._run, packed, place, timeout=timeout)
 
     async def download(
         self,
         source: str | PurePath,
-        target: Path,
+        target: str | PurePath,
         *,
         limit: int = 64 * MIB,
         entries: int = 10_000,
@@ -292,7 +293,7 @@ class Files:
         archive = result.stdout_bytes
         if result.limit or result.exit_status == 127 or not archive:
             _check(result, source, timeout)
-        download = await asyncio.to_thread(extract, archive, target, limit=limit, entries=entries)
+        download = await asyncio.to_thread(extract, archive, Path(target), limit=limit, entries=entries)
         # Where it was cut off, tar tells of that alone.
         unread = _unread(result) if len(archive) < most else []
         return Download(download.files, download.size, (*download.left_out, *(LeftOut("", line) for line in unread)))
@@ -390,7 +391,7 @@ _KINDS: dict[int, Literal["file", "directory", "symlink"]] = {
     stat.S_IFDIR: "directory",
     stat.S_IFLNK: "symlink",
 }
-_INFO = re.compile(rb"([0-9a-f]+) (\d+) (-?\d+(?:\.\d*)?) \./(.*)", re.DOTALL)
+_INFO = re.compile(rb"([0-9a-f]{1,8}) (\d{1,20}) (-?\d{1,20}(?:\.\d{,20})?) \./(.*)", re.DOTALL)
 
 
 def _file_info(line: bytes) -> FileInfo:

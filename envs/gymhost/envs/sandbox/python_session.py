@@ -40,10 +40,17 @@ exec(compile(source, "<gymhost>", "exec"), {"__builtins__": dict(vars(builtins))
 
 # How many times Python is interrupted before it is ended.
 _INTERRUPTS = 2
-# An answer comes in pieces, each of which takes no time.
+# An answer comes in pieces, each of which takes no time, and so all of them little.
 _PIECE_TIMEOUT = 10.0
+_PIECES_TIMEOUT = 60.0
 _PIECE_OUTPUT = 65536
 _ANSWER_LIMIT = 64 * 2**20
+# What the driver keeps to, but not what the code may make of it: the longest name of an exception and the longest note
+# of what was left out of a text, and how many images there are, and bytes in them.
+_NAME_LIMIT = 200
+_NOTE_LIMIT = 100
+_MOST_IMAGES = 16
+_IMAGES_LIMIT = 8 * 2**20
 
 
 def interpreter_mounts() -> tuple[Mount, ...]:
@@ -75,7 +82,8 @@ class PythonSession:
         self._commands = commands
         # A sandbox that nobody holds is ended; whoever holds its Python holds it too.
         self._owner = owner
-        self._executable = executable
+        # The name that Python has for itself may lead through folders that are not in the sandbox.
+        self._executable = os.path.normpath(executable) if executable == sys.executable else executable
         self._turn = Turns(1)
         self._watched: Watched | None = None
         self._started = 0.0
@@ -121,7 +129,7 @@ class PythonSession:
                 output_limit=output_limit,
                 stop=self._stop(watched, self._started),
             )
-            answer = await self._answer(watched, reply)
+            answer = await self._answer(watched, reply, output_limit)
             if answer is None:
                 answer = await self._end(watched, reply)
         limit: Limit | None = reply.limit
@@ -188,22 +196,25 @@ class PythonSession:
 
         return stop
 
-    async def _answer(self, watched: Watched, reply: Reply) -> "_Answer | None":
+    async def _answer(self, watched: Watched, reply: Reply, output_limit: int) -> "_Answer | None":
         """Gets what is left of an answer, and reads it; None where it makes no sense, or Python ended."""
         pieces: list[bytes] = []
-        size, last = 0, reply
+        size, noise, last = 0, 0, reply
+        until = time.monotonic() + _PIECES_TIMEOUT
         written: list[Reply] = []
         while not watched.channel.ended and (kind := last.payload[:1]) in (b"+", b"."):
             pieces.append(last.payload[1:])
             size += len(last.payload)
             if kind == b".":
-                return _Answer.read(b"".join(pieces), written)
-            if size > _ANSWER_LIMIT:
+                return _Answer.read(b"".join(pieces), written, output_limit)
+            if size > _ANSWER_LIMIT or time.monotonic() > until:
                 break
             last = await watched.channel.call(
                 lambda nonce: f"{nonce} more\n".encode(), timeout=_PIECE_TIMEOUT, output_limit=_PIECE_OUTPUT
             )
-            written.append(last)
+            if noise < output_limit:
+                written.append(last)
+                noise += len(last.stdout) + len(last.stderr)
         return None
 
     async def _end(self, watched: Watched, reply: Reply) -> "_Answer":
@@ -238,16 +249,19 @@ class _Answer:
     stderr: bytes = b""
 
     @classmethod
-    def read(cls, said: bytes, written: Sequence[Reply]) -> "_Answer | None":
+    def read(cls, said: bytes, written: Sequence[Reply], output_limit: int) -> "_Answer | None":
         """Reads an answer; None where it is none, since the code can make the driver say anything."""
         try:
             told = json.loads(said)
+            images = [base64.b64decode(image, validate=True) for image in told["images"]]
+            if len(images) > _MOST_IMAGES or sum(map(len, images)) > _IMAGES_LIMIT:
+                return None
             return cls(
-                value=_text(told["value"]),
-                error=_text(told["error"]),
-                exception=_text(told["exception"]),
+                value=_text(told["value"], output_limit + _NOTE_LIMIT),
+                error=_text(told["error"], output_limit + _NOTE_LIMIT),
+                exception=_text(told["exception"], _NAME_LIMIT),
                 truncated=told["truncated"] is True,
-                images=tuple(Image(base64.b64decode(image, validate=True)) for image in told["images"]),
+                images=tuple(map(Image, images)),
                 stdout=b"".join(reply.stdout for reply in written),
                 stderr=b"".join(reply.stderr for reply in written),
             )
@@ -255,10 +269,10 @@ class _Answer:
             return None
 
 
-def _text(told: object) -> str | None:
-    """Returns text without what can't be written as UTF-8."""
+def _text(told: object, limit: int) -> str | None:
+    """Returns text without what can't be written as UTF-8, and nothing beyond a number of characters."""
     if told is None or isinstance(told, str):
-        return told and told.encode(errors="replace").decode()
+        return told and told[:limit].encode(errors="replace").decode()
     raise TypeError
 
 

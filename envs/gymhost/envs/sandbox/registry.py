@@ -1,6 +1,7 @@
 """Backends by name, and the pool that this process's sandboxes come from."""
 
 import importlib
+import inspect
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from gymhost.envs.sandbox.spec import SandboxSpec
 from gymhost.envs.sandboxing import settings
 from gymhost.wire.errors import InvalidArgument
 
-__all__ = ["BACKENDS", "backend", "build", "builds_images", "close", "create", "keep_spares"]
+__all__ = ["BACKENDS", "backend", "build", "builds_images", "close", "create", "keep_spares", "process_backend"]
 
 BACKENDS = {
     "bubblewrap": "gymhost.envs.sandbox.bubblewrap:Bubblewrap",
@@ -51,7 +52,10 @@ def backend(name: str, **options: Any) -> Backend:
     try:
         return made(**options)
     except TypeError as error:
-        raise InvalidArgument(f"the sandbox backend {name!r} can't be made so: {error}") from error
+        takes = ", ".join(inspect.signature(made).parameters) or "none"
+        raise InvalidArgument(
+            f"the sandbox backend {name!r} can't be made so: {error}; its options: {takes}"
+        ) from error
 
 
 async def create(
@@ -59,6 +63,7 @@ async def create(
 ) -> Sandbox:
     """Makes a sandbox with the backend of this process: what `gymhost serve --sandbox` names, else bubblewrap.
 
+    A program of one's own has others by a pool: `async with Pool(backend("docker")) as pool: await pool.create(...)`.
     On a server it ends with the session that it was made for. Elsewhere it ends when it is destroyed or collected, and
     with the process.
 
@@ -78,6 +83,16 @@ async def create(
         SandboxLost: The session that it is for has ended.
     """
     return await _process_pool().create(spec, snapshot=snapshot, timeout=timeout)
+
+
+def process_backend() -> Backend:
+    """Returns the backend of this process, made if it is not there yet.
+
+    Raises:
+        InvalidArgument: There is none of the name that was set, or it does not take the options.
+        SandboxUnavailable: It needs a library that is not installed.
+    """
+    return _process_pool().backend
 
 
 def builds_images() -> bool:

@@ -4,11 +4,11 @@ import asyncio
 import builtins
 import weakref
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Protocol, Self
 
 from gymhost.envs.sandbox.backend import Container
-from gymhost.envs.sandbox.commands import OUTPUT_LIMIT, TIMEOUT, Commands
+from gymhost.envs.sandbox.commands import OUTPUT_LIMIT, TIMEOUT, Commands, utf8
 from gymhost.envs.sandbox.files import Files
 from gymhost.envs.sandbox.python_session import PythonSession
 from gymhost.envs.sandbox.results import CommandResult, FileInfo, Usage
@@ -34,6 +34,9 @@ class Create(Protocol):
 
 class Sandbox:
     """A place where code runs that nobody trusts, made by `gymhost.envs.sandbox.create`.
+
+    All but `kill` is asynchronous. Hooks, tools and rubrics of a `ToolEnv` may be `async def` in every mode; plain code
+    that blocks, on a thread without an event loop, says `asyncio.run(sandbox.run(...))`.
 
     What is done with it may come from any event loop, but from one thread at a time; `kill` may come from any. It is
     ended when it is destroyed, when `async with` is left, when nobody holds it or a shell or a Python of it any more,
@@ -103,6 +106,9 @@ class Sandbox:
             commands, backend=backend, create=create, queued_seconds=queued_seconds, created_seconds=created_seconds
         )
 
+    def __repr__(self) -> str:
+        return f"<Sandbox {self.id}{'' if self.alive else ', which is gone'}>"
+
     @property
     def alive(self) -> bool:
         """Whether it is there, as far as is known without asking."""
@@ -130,15 +136,17 @@ class Sandbox:
             cwd: The folder that it runs in, from the working folder on. If there is none its exit status is 126.
 
         Returns:
-            How it ended. What it left running in the background, without a limit, goes on.
+            How it ended. What it left running in the background, without a limit, goes on until `halt` or `destroy`;
+            what that writes then may be part of the output of a later command.
 
         Raises:
-            InvalidArgument: The command is empty, something has a NUL character, or a limit is none.
+            InvalidArgument: The command is empty, something is no text or has a NUL character, or a limit is none.
             SandboxLost: The sandbox is gone.
+            SandboxUnavailable: No process could be started for it.
         """
         return await self._commands.run(
             command,
-            stdin=stdin.encode() if isinstance(stdin, str) else stdin,
+            stdin=utf8(stdin, "stdin"),
             timeout=timeout,
             output_limit=output_limit,
             env=env,
@@ -160,7 +168,9 @@ class Sandbox:
         """Starts a Python whose variables last. A sandbox may have several.
 
         Args:
-            executable: What it is called in the sandbox.
+            executable: What it is called in the sandbox. By default it is the system's own, with the packages of the
+                image; `interpreter_mounts` gives the sandbox the Python that runs this, `sys.executable`, with all that
+                is installed for it.
 
         Raises:
             SandboxLost: The sandbox is gone.
@@ -171,52 +181,153 @@ class Sandbox:
         return session
 
     async def read(self, path: str | PurePath, *, limit: int = 16 * MIB, timeout: float = TIMEOUT) -> bytes:
-        """Reads a file: see `Files.read`."""
+        """Reads a file.
+
+        Args:
+            path: Which, from the working folder on.
+            limit: Bytes that it may have.
+            timeout: Seconds that it may take.
+
+        Raises:
+            FileNotFoundError: There is none.
+            IsADirectoryError: It is a folder.
+            PermissionError: The sandbox's user may not read it.
+            TooLarge: It has more than `limit` bytes.
+            OSError: It is a device, a FIFO or a socket, or could not be read for another reason.
+            CommandTimeout: It took longer.
+            SandboxLost: The sandbox is gone.
+        """
         return await self._files.read(path, limit=limit, timeout=timeout)
 
     async def read_text(
         self, path: str | PurePath, *, limit: int = 16 * MIB, errors: str = "replace", timeout: float = TIMEOUT
     ) -> str:
-        """Reads a file as UTF-8: see `Files.read_text`."""
+        """Reads a file as UTF-8, as `read` does; `errors` says what becomes of what is none, as in `bytes.decode`.
+
+        Raises:
+            UnicodeDecodeError: `errors` is `strict`, and it is no UTF-8.
+            CommandTimeout, OSError, SandboxLost, TooLarge: As in `read`.
+        """
         return await self._files.read_text(path, limit=limit, errors=errors, timeout=timeout)
 
     async def write(
         self, path: str | PurePath, data: bytes | str, *, mode: int | None = None, timeout: float = TIMEOUT
     ) -> None:
-        """Writes a file as a whole: see `Files.write`."""
+        """Writes a file as a whole: whoever looks sees what was there before or all of it.
+
+        Args:
+            path: Where, from the working folder on. Folders that are missing on the way are made.
+            data: What; text is written as UTF-8.
+            mode: Its permission bits; None leaves those of a file that is there, and the usual ones otherwise.
+            timeout: Seconds that it may take.
+
+        Raises:
+            IsADirectoryError: There is a folder of this path.
+            PermissionError: The sandbox's user may not write it.
+            OSError: The disk is full (ENOSPC), the system is read-only there (EROFS), or it could not be written for
+                another reason.
+            CommandTimeout: It took longer.
+            SandboxLost: The sandbox is gone.
+        """
         await self._files.write(path, data, mode=mode, timeout=timeout)
 
     async def list(
         self, path: str | PurePath = ".", *, depth: int = 1, limit: int = 16 * MIB, timeout: float = TIMEOUT
     ) -> list[FileInfo]:
-        """Lists what is in a folder: see `Files.list`."""
+        """Lists what is in a folder, and to some depth in those in it. Links in it are not followed.
+
+        Args:
+            path: The folder, from the working folder on.
+            depth: How deep: 1 means what is in the folder itself.
+            limit: Bytes of names and figures.
+            timeout: Seconds that it may take.
+
+        Returns:
+            What is there, sorted by path. Folders that can't be read are there themselves, but not what is in them.
+
+        Raises:
+            InvalidArgument: The depth is below 1.
+            FileNotFoundError: There is no such folder.
+            NotADirectoryError: It is no folder.
+            PermissionError: The sandbox's user may not look into it.
+            TooLarge: The list has more than `limit` bytes.
+            CommandTimeout: It took longer.
+            SandboxLost: The sandbox is gone.
+        """
         return await self._files.list(path, depth=depth, limit=limit, timeout=timeout)
 
     async def remove(self, path: str | PurePath, *, timeout: float = TIMEOUT) -> None:
-        """Removes a file, or a folder with all that is in it: see `Files.remove`."""
+        """Removes a file, a link (not what it leads to) or a folder with all that is in it.
+
+        Raises:
+            FileNotFoundError: There is none.
+            PermissionError: The sandbox's user may not remove it, or something in it.
+            OSError: It could not be removed for another reason.
+            CommandTimeout: It took longer.
+            SandboxLost: The sandbox is gone.
+        """
         await self._files.remove(path, timeout=timeout)
 
     async def upload(
         self,
-        source: Path | Mapping[str, bytes | str],
+        source: str | PurePath | Mapping[str, bytes | str],
         target: str | PurePath = ".",
         *,
         limit: int = 256 * MIB,
         timeout: float = 2 * TIMEOUT,
     ) -> None:
-        """Puts a folder of the host, or files by name, into a folder of the sandbox: see `Files.upload`."""
+        """Puts what is in a folder of the host, or the given files, into a folder of the sandbox.
+
+        Args:
+            source: A folder of the host; or names and contents of files.
+            target: The folder, from the working folder on; made if it is missing. What is there already stays, but for
+                files of the same path.
+            limit: Bytes of files.
+            timeout: Seconds that it may take.
+
+        Raises:
+            InvalidArgument: The source has a link that leads out of it, or something that is neither file, folder nor
+                link; or a name has `..` in it or is absolute.
+            TooLarge: The source has more than `limit` bytes.
+            FileNotFoundError: There is no such folder on the host.
+            NotADirectoryError: It is a file: `write` takes those.
+            OSError: The source could not be read; or not all could be written (ENOSPC where the disk is full): then a
+                part of it may be there.
+            CommandTimeout: It took longer.
+            SandboxLost: The sandbox is gone.
+        """
         await self._files.upload(source, target, limit=limit, timeout=timeout)
 
     async def download(
         self,
         source: str | PurePath,
-        target: Path,
+        target: str | PurePath,
         *,
         limit: int = 64 * MIB,
         entries: int = 10_000,
         timeout: float = 2 * TIMEOUT,
     ) -> Download:
-        """Brings what is in a folder of the sandbox to a folder of the host: see `Files.download`."""
+        """Brings what is in a folder of the sandbox to a folder of the host, and nothing anywhere else.
+
+        Args:
+            source: The folder in the sandbox, from the working folder on.
+            target: The folder on the host; it must be empty, or not there yet.
+            limit: Bytes of files. What is above it is left out.
+            entries: Files, folders and links. What is above it is left out.
+            timeout: Seconds that it may take.
+
+        Returns:
+            What was written, and what was left out: what is above a limit, could not be read, is a device or a FIFO, or
+            is a link that leads out of the folder.
+
+        Raises:
+            FileNotFoundError: There is no such folder in the sandbox.
+            NotADirectoryError: It is no folder: `read` takes files.
+            FileExistsError: There is something in the target.
+            OSError: The source could not be read, or the target not be written.
+            CommandTimeout: It took longer.
+            SandboxLost: The sandbox is gone.
+        """
         return await self._files.download(source, target, limit=limit, entries=entries, timeout=timeout)
 
     async def snapshot(self, *, timeout: float = SNAPSHOT_TIMEOUT) -> Snapshot:

@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, cast
 
 from gymhost.wire.errors import InvalidArgument
 
@@ -37,10 +37,12 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, least in (("memory", 16 * MIB), ("processes", 8), ("disk", MIB), ("open_files", 32)):
-            if getattr(self, name) < least:
-                raise InvalidArgument(f"limits.{name} must be at least {least}, not {getattr(self, name)}")
-        if self.cpus is not None and self.cpus < 0.01:
-            raise InvalidArgument(f"limits.cpus must be at least 0.01, or None for no limit, not {self.cpus}")
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise InvalidArgument(f"limits.{name} must be a whole number, at least {least}, not {value!r}")
+        cpus = cast(object, self.cpus)
+        if cpus is not None and not (isinstance(cpus, (int, float)) and cpus >= 0.01):
+            raise InvalidArgument(f"limits.cpus must be at least 0.01, or None for no limit, not {cpus!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,12 @@ class SandboxSpec:
         Raises:
             InvalidArgument: A setting has a value that it can't have; the message names it.
         """
+        for name, kind in (("mounts", Mount), ("scratch", str), ("pass_env", str)):
+            given = getattr(self, name)
+            if not isinstance(given, tuple) or not all(isinstance(item, kind) for item in cast(tuple[object], given)):
+                raise InvalidArgument(f"{name} must be a tuple, each item of it a {kind.__name__}, not {given!r}")
+        if not isinstance(cast(object, self.limits), Limits):
+            raise InvalidArgument(f"limits must be a Limits, not {self.limits!r}")
         check_absolute("workdir", self.workdir)
         if self.workdir == "/":
             raise InvalidArgument("workdir can't be /: name a folder for what the sandbox writes, such as /workspace")
@@ -115,8 +123,8 @@ class SandboxSpec:
             if not _NAME.fullmatch(name):
                 raise InvalidArgument(f"{name!r} can't be the name of an environment variable")
         for name, value in self.env.items():
-            if "\0" in value:
-                raise InvalidArgument(f"the environment variable {name} can't hold a NUL character")
+            if not isinstance(cast(object, value), str) or "\0" in value:
+                raise InvalidArgument(f"the environment variable {name} must be a text without NUL, not {value!r}")
         for path in self.scratch:
             check_absolute("a scratch folder", path)
         targets = [*(mount.path for mount in self.mounts), *self.scratch]

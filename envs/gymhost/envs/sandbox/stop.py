@@ -115,8 +115,8 @@ class Place:
         """
         try:
             pid, up, _, _, _, session, *_ = said.split()
-            return cls(int(pid), int(session), float(up) * 100 - time.monotonic() * 100)
-        except ValueError:
+            return cls(int(pid), int(session), int(float(up) * 100) - time.monotonic() * 100)
+        except (ValueError, OverflowError):
             raise SandboxUnavailable("the sandbox has no /proc to look into, or its bash is none") from None
 
 
@@ -190,7 +190,8 @@ class Processes:
         script = "".join(f"{name}={value}\n" for name, value in settings.items()) + _SCRIPT
         async with self.turn:
             said = await self._container.control(script, timeout=limit + 10)
-        return int(said) if said.strip().isdigit() else 1
+        # Programs of the sandbox's user may have written there too.
+        return int(said) if said.strip().isdigit() and len(said) < 10 else 1
 
     async def halt(self, main: Place) -> None:
         """Ends all processes, ours too, but the one that takes commands first of all.

@@ -15,12 +15,15 @@ from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from gymhost.envs.sandbox.commands import utf8
 from gymhost.wire.errors import InvalidArgument, TooLarge
 
 __all__ = ["Download", "LeftOut", "extract", "pack_files", "pack_folder"]
 
 _BLOCK = 512
 _LONGEST_NAME = 2048
+# Folders in one another. Programs of the host's that walk through what was written may call themselves for each.
+_DEEPEST = 200
 _NO_FILES = {b"3": "a device", b"4": "a device", b"6": "a FIFO", b"S": "a sparse file"}
 # What is wrong with one entry alone, and does not keep the others from being unpacked.
 _BAD_NAME = {errno.ENAMETOOLONG, errno.EEXIST, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.EILSEQ}
@@ -98,11 +101,13 @@ def pack_files(files: Mapping[str, bytes | str], limit: int) -> bytes:
     """Packs files that are given by their names and contents.
 
     Raises:
-        InvalidArgument: A name is empty, absolute or has `..` in it, or one is a folder of another.
+        InvalidArgument: A name is empty, absolute or has `..` in it, one is a folder of another, or something can't be
+            written as UTF-8.
         TooLarge: They have more than `limit` bytes.
     """
     paths = [PurePosixPath(name) for name in files]
     for name, path in zip(files, paths, strict=True):
+        utf8(name, "the name of a file to upload")
         if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name or name.endswith("/"):
             raise InvalidArgument(f"{name!r} can't be the name of a file to upload: a relative path without '..' can")
     folders = {folder for path in paths for folder in path.parents}
@@ -111,7 +116,7 @@ def pack_files(files: Mapping[str, bytes | str], limit: int) -> bytes:
     packed = _Packing("what is uploaded", limit)
     now = time.time()
     for path, content in zip(paths, files.values(), strict=True):
-        packed.file(str(path), content.encode() if isinstance(content, str) else content, 0o644, now)
+        packed.file(str(path), utf8(content, f"the content of {str(path)!r}"), 0o644, now)
     return packed.finish()
 
 
@@ -344,6 +349,8 @@ def _parts(name: bytes) -> list[bytes]:
     parts = [part for part in name.split(b"/") if part not in (b"", b".")]
     if b".." in parts:
         raise _Refused("its path goes up by '..'")
+    if len(parts) > _DEEPEST:
+        raise _Refused(f"it is nested more than {_DEEPEST} folders deep")
     return parts
 
 

@@ -15,6 +15,7 @@ __all__ = ["Dockerfile"]
 _IGNORED = ("CMD", "ENTRYPOINT", "EXPOSE", "FROM", "HEALTHCHECK", "LABEL", "MAINTAINER", "SHELL", "STOPSIGNAL", "USER")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^}]*))?\})")
 _SAID = 1000
+_CHMOD = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,33 +108,34 @@ class Dockerfile:
         *sources, target = words[len(options) :]
         if any(option.startswith("--from") for option in options) or any("://" in source for source in sources):
             raise self._impossible(what, "only files of its own folder can be copied")
-        files: dict[str, bytes] = {}
-        context = self.path.parent.resolve()
-        found = [path for source in sources for path in sorted(context.glob(source.lstrip("/").rstrip("/") or "."))]
-        into_folder = target.endswith(("/", ".")) or len(found) > 1
-        for path in found:
-            if not path.resolve().is_relative_to(context):
-                raise self._impossible(what, f"{path} leads out of its folder")
-            if path.is_dir():
-                inside = [each for each in path.rglob("*") if each.is_file() and not each.is_symlink()]
-                files |= {each.relative_to(path).as_posix(): each.read_bytes() for each in inside}
-                into_folder = True
-            else:
-                files[path.name] = path.read_bytes()
+        mode = next((option.partition("=")[2] for option in options if option.startswith("--chmod=")), None)
+        found = [path for source in sources for path in self._found(source)]
         if not found:
             raise self._impossible(what, "there is no such file")
+        files: dict[str, Path] = {}
+        for path in found:
+            inside = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
+            files |= {each.relative_to(path if path.is_dir() else path.parent).as_posix(): each for each in inside}
+        if any(not path.resolve().is_relative_to(self.path.parent.resolve()) for path in files.values()):
+            raise self._impossible(what, "a link leads out of its folder")
         place = workdir / target
+        into_folder = len(found) > 1 or found[0].is_dir() or target == "." or target.endswith(("/", "/."))
         try:
             if into_folder:
-                await sandbox.upload(files, place)
+                await sandbox.upload({name: path.read_bytes() for name, path in files.items()}, place)
             else:
-                [content] = files.values()
-                await sandbox.write(place, content)
-            for path in found:
-                if path.is_file() and path.stat().st_mode & 0o100:
-                    await sandbox.run(["chmod", "+x", str(place / path.name if into_folder else place)])
+                await sandbox.write(place, found[0].read_bytes())
         except OSError as error:
             raise self._impossible(what, str(error)) from None
+        made = {str(place / name) if into_folder else str(place): path for name, path in files.items()}
+        changed = [name for name, path in made.items() if mode is not None or path.stat().st_mode & 0o100]
+        if changed:
+            await self._run(sandbox, ["chmod", mode or "+x", "--", *changed], what, _CHMOD)
+
+    def _found(self, source: str) -> list[Path]:
+        """Returns what a source of its folder stands for."""
+        plain = PurePosixPath("/", source).relative_to("/").as_posix()
+        return [self.path.parent] if plain == "." else sorted(self.path.parent.glob(plain))
 
     def _impossible(self, what: str, why: str) -> ValueError:
         return ValueError(
@@ -180,9 +182,10 @@ def _settings(rest: str, path: Path) -> dict[str, str]:
         name, _, value = rest.partition(" ")
         return {name: value.strip()}
     try:
-        return dict(word.partition("=")[::2] for word in shlex.split(rest))
+        pairs = [word.partition("=") for word in shlex.split(rest)]
     except ValueError as error:
         raise ValueError(f"{path}: ENV {rest}: {error}") from None
+    return {name: value for name, _, value in pairs}
 
 
 def _filled(text: str, env: Mapping[str, str]) -> str:

@@ -31,8 +31,8 @@ class RepoRepair(ToolEnv):
     """Repair a behaviour of a small Python package that an issue tells of.
 
     The tests in the repository pass: they do not test it. The hidden ones are asked of the repository as it is at the
-    end, in a fresh sandbox, by a program that is told what to ask and no answers: those are compared here, with what the
-    package answers that has no bug. The reward is 1 where all are the same.
+    end, in a fresh sandbox, by a program that is told what to ask and no answers: those are compared here, with those
+    of the package without the bug. The reward is 1 where all are the same.
     """
 
     system = (

@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
 
-from gymhost.envs.shelf.repo_repair_packages import GRAPH, SETTINGS, SPANS, STOCK, TEXT, Package
+from gymhost.envs.shelf.repo_repair_more_packages import GRAPH, SETTINGS
+from gymhost.envs.shelf.repo_repair_packages import SPANS, STOCK, TEXT, Package
 
 __all__ = ["BUGS", "Bug", "Repair", "repair", "solve"]
 
-_NAMES = tuple("acorn birch clover dahlia elder fennel ginger heath iris juniper kelp laurel".split())
+_NAMES = ("acorn", "birch", "clover", "dahlia", "elder", "fennel", "ginger", "heath", "iris", "juniper", "kelp")
 _ITEMS = ("jar", "bolt", "lamp", "crate", "spool", "valve", "wheel", "tile")
 
 
@@ -119,8 +120,8 @@ BUGS = (
         "shelf",
         "self.counts = dict(counts or {})",
         "self.counts = {} if counts is None else counts",
-        """In `@pkg@`, a Shelf that is made from a dict of counts changes that dict: after put and take of the @item@ my
-        own dict has other numbers than before. A Shelf should leave what it is given alone.""",
+        """In `@pkg@`, a Shelf that is made from a dict of counts changes that dict: after put and take of the
+        @item@ my own dict has other numbers than before. A Shelf should leave what it is given alone.""",
     ),
     Bug(
         "boundary",
@@ -128,8 +129,8 @@ BUGS = (
         "shelf",
         "if self.counts.get(name, 0) < number:",
         "if self.counts.get(name, 0) <= number:",
-        """With `@pkg@` I can't take the last ones from a Shelf: it has @n@ of the @item@, and take of @n@ raises KeyError.
-        Taking all that is there should work.""",
+        """With `@pkg@` I can't take the last ones from a Shelf: it has @n@ of the @item@, and take of @n@ raises
+        KeyError. Taking all that is there should work.""",
     ),
     Bug(
         "lost duplicates",
@@ -137,8 +138,8 @@ BUGS = (
         "orders",
         "order[name] = order.get(name, 0) + int(number)",
         "order[name] = int(number)",
-        """orders.parse of `@pkg@` loses things where a name comes twice: `@n@ x @item@, @m@ x @item@` gives only the last
-        number, and should give the sum.""",
+        """orders.parse of `@pkg@` loses things where a name comes twice: `@n@ x @item@, @m@ x @item@` gives only
+        the last number, and should give the sum.""",
     ),
     Bug(
         "missing key",
@@ -146,8 +147,8 @@ BUGS = (
         "orders",
         "number - shelf.counts.get(name, 0) for",
         "number - shelf.counts[name] for",
-        """orders.missing in `@pkg@` raises KeyError where the shelf has no @item@ at all. It should say that all of them
-        are missing.""",
+        """orders.missing in `@pkg@` raises KeyError where the shelf has no @item@ at all. It should say that all
+        of them are missing.""",
     ),
     Bug(
         "order of ties",
@@ -155,8 +156,8 @@ BUGS = (
         "report",
         "key=lambda pair: (-pair[1], pair[0]))",
         "key=lambda pair: pair[1], reverse=True)",
-        """report.ranking of `@pkg@` is not in the order that it documents where two counts are equal: things with the same
-        count come in the order in which they were put, and not by name.""",
+        """report.ranking of `@pkg@` is not in the order that it documents where two counts are equal: things with
+        the same count come in the order in which they were put, and not by name.""",
     ),
     Bug(
         "off by one",
@@ -164,8 +165,8 @@ BUGS = (
         "wrap",
         '" ".join([*lines[-1], word])) > width:',
         '" ".join([*lines[-1], word])) >= width:',
-        """wrap in `@pkg@` breaks lines too early: a line that would be exactly as long as the width is broken, though it
-        fits.""",
+        """wrap in `@pkg@` breaks lines too early: a line that would be exactly as long as the width is broken,
+        though it fits.""",
     ),
     Bug(
         "length not counted",
@@ -173,8 +174,8 @@ BUGS = (
         "wrap",
         "text[: width - len(mark)].rstrip() + mark",
         "text[:width].rstrip() + mark",
-        """shorten of `@pkg@` returns texts that are longer than the width that I ask for: the mark at the end comes on
-        top.""",
+        """shorten of `@pkg@` returns texts that are longer than the width that I ask for: the mark at the end
+        comes on top.""",
     ),
     Bug(
         "ends not stripped",
@@ -182,8 +183,8 @@ BUGS = (
         "slugs",
         '"-", title.lower()).strip("-")',
         '"-", title.lower())',
-        """In `@pkg@`, titles with a bracket or an exclamation mark at their start or end get slugs with hyphens there, such
-        as `-@item@-`. There should be hyphens only between letters and digits.""",
+        """In `@pkg@`, titles with a bracket or an exclamation mark at their start or end get slugs with hyphens
+        there, such as `-@item@-`. There should be hyphens only between letters and digits.""",
     ),
     Bug(
         "growing name",
@@ -200,8 +201,8 @@ BUGS = (
         "columns",
         "[max(len(cell) for cell in column) for column in zip(*rows)]",
         "[len(cell) for cell in rows[0]]",
-        """Tables that `@pkg@` aligns are crooked when a later row has longer texts than the first one. The columns should
-        be as wide as their longest text.""",
+        """Tables that `@pkg@` aligns are crooked when a later row has longer texts than the first one. The columns
+        should be as wide as their longest text.""",
     ),
     Bug(
         "not padded",
@@ -209,8 +210,8 @@ BUGS = (
         "clock",
         'f"{time // 60:02}:{time % 60:02}"',
         'f"{time // 60}:{time % 60}"',
-        """clock.show of `@pkg@` gives `9:5` for five past nine. It should be `09:05`, as documented. The plans for the
-        @item@ show it too.""",
+        """clock.show of `@pkg@` gives `9:5` for five past nine. It should be `09:05`, as documented. The plans for
+        the @item@ show it too.""",
     ),
     Bug(
         "no wrap-around",
@@ -218,8 +219,8 @@ BUGS = (
         "clock",
         "return (time + minutes) % DAY",
         "return time + minutes",
-        """clock.later in `@pkg@` does not know midnight: an hour after 23:30 it is 24:30, and some minutes before 0:05 the
-        time is negative.""",
+        """clock.later in `@pkg@` does not know midnight: an hour after 23:30 it is 24:30, and some minutes before
+        0:05 the time is negative.""",
     ),
     Bug(
         "not sorted",
@@ -227,8 +228,8 @@ BUGS = (
         "spans",
         "for start, end in sorted(spans):",
         "for start, end in spans:",
-        """spans.merge of `@pkg@` only works where the spans come in the right order. Give it a later span first, and it
-        returns them unmerged or wrong.""",
+        """spans.merge of `@pkg@` only works where the spans come in the right order. Give it a later span first,
+        and it returns them unmerged or wrong.""",
     ),
     Bug(
         "contained",
@@ -236,8 +237,8 @@ BUGS = (
         "spans",
         "merged[-1] = (merged[-1][0], max(end, merged[-1][1]))",
         "merged[-1] = (merged[-1][0], end)",
-        """In `@pkg@`, merging a long span with a short one that lies within it gives one that ends where the short one
-        ends. So free times are found where there are none.""",
+        """In `@pkg@`, merging a long span with a short one that lies within it gives one that ends where the short
+        one ends. So free times are found where there are none.""",
     ),
     Bug(
         "last one missing",
@@ -245,8 +246,8 @@ BUGS = (
         "spans",
         "            return gaps\n    gaps.append((at, end))\n    return gaps",
         "            return gaps\n    return gaps",
-        """spans.free in `@pkg@` forgets the time after the last span: where the last one ends before the end that I give,
-        the rest up to there should be free as well.""",
+        """spans.free in `@pkg@` forgets the time after the last span: where the last one ends before the end that
+        I give, the rest up to there should be free as well.""",
     ),
     Bug(
         "done too early",
@@ -255,10 +256,11 @@ BUGS = (
         "        if here in done:\n            continue\n        done.add(here)\n"
         "        for place, more in graph.ways.get(here, {}).items():\n"
         "            heapq.heappush(heap, (length + more, [*places, place]))",
-        "        for place, more in graph.ways.get(here, {}).items():\n            if place not in done:\n                done.add(place)\n"
+        "        for place, more in graph.ways.get(here, {}).items():\n"
+        "            if place not in done:\n                done.add(place)\n"
         "                heapq.heappush(heap, (length + more, [*places, place]))",
-        """routes.shortest of `@pkg@` returns None or a detour although there is a shorter way: it seems that the first way
-        by which a place is seen is taken, not the shortest one.""",
+        """routes.shortest of `@pkg@` returns None or a detour although there is a shorter way: it seems that the
+        first way by which a place is seen is taken, not the shortest one.""",
     ),
     Bug(
         "default kept",
@@ -269,8 +271,8 @@ BUGS = (
         "    seen = set() if seen is None else seen\n",
         "def reachable(graph, start, seen=set()):\n"
         '    """Returns the places that ways from a start lead to, itself included, sorted."""\n',
-        """routes.reachable in `@pkg@` is right the first time, and then returns places of earlier calls too, even those of
-        other networks.""",
+        """routes.reachable in `@pkg@` is right the first time, and then returns places of earlier calls too, even
+        those of other networks.""",
     ),
     Bug(
         "half a key",
@@ -286,8 +288,8 @@ BUGS = (
         "graph",
         "ways[end] = min(length, ways.get(end, length))",
         "ways[end] = length",
-        """When I add two ways between the same places to a Graph of `@pkg@`, a longer one that is added later replaces the
-        shorter one. The shorter one should count.""",
+        """When I add two ways between the same places to a Graph of `@pkg@`, a longer one that is added later
+        replaces the shorter one. The shorter one should count.""",
     ),
     Bug(
         "split too often",
@@ -295,8 +297,8 @@ BUGS = (
         "reader",
         'name, _, value = line.partition("=")',
         'name, _, value = line.rpartition("=")',
-        """reader.parse of `@pkg@` can't read values with an equals sign in them, such as addresses with a query: a part of
-        the value lands in the name.""",
+        """reader.parse of `@pkg@` can't read values with an equals sign in them, such as addresses with a query: a
+        part of the value lands in the name.""",
     ),
     Bug(
         "shallow",
@@ -304,8 +306,8 @@ BUGS = (
         "tree",
         "            value = merge(merged[name], value)\n",
         "            value = {**merged[name], **value}\n",
-        """tree.merge in `@pkg@` loses settings that lie two folders deep: where both have such a folder, only what the
-        second one has in it is left.""",
+        """tree.merge in `@pkg@` loses settings that lie two folders deep: where both have such a folder, only what
+        the second one has in it is left.""",
     ),
     Bug(
         "argument changed",
@@ -313,8 +315,8 @@ BUGS = (
         "tree",
         "merged = dict(base)",
         "merged = base",
-        """After tree.merge of `@pkg@` the first argument is changed: my defaults have the settings of the user in them. Both
-        should stay as they are.""",
+        """After tree.merge of `@pkg@` the first argument is changed: my defaults have the settings of the user in
+        them. Both should stay as they are.""",
     ),
     Bug(
         "falsy",

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 ASKED: Any = json.load(sys.stdin)
@@ -24,7 +25,7 @@ def late(*_: Any) -> None:
 
 signal.signal(signal.SIGALRM, late)
 # After the standard library, which no file of the repository stands in for; and what was compiled before is not used.
-sys.path.append(os.getcwd())
+sys.path.append(str(Path.cwd()))
 sys.pycache_prefix = "/nowhere"
 answers: Any = []
 for check in ASKED["checks"]:

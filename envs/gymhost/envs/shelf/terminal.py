@@ -3,7 +3,7 @@
 import asyncio
 from os import PathLike
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Protocol
 
 from pydantic import Field
 
@@ -64,8 +64,8 @@ class Terminal(ToolEnv):
     """
 
     system = (
-        "You work in a Linux shell, without a network, as an ordinary user. Use the tool bash to do what you are asked, "
-        "and the tool submit when it is done."
+        "You work in a Linux shell, as an ordinary user, without a network. Do what you are asked with the tool bash, "
+        "and call the tool submit when it is done."
     )
     public_fields = ("seed", "name")
     max_turns = 40
@@ -74,8 +74,10 @@ class Terminal(ToolEnv):
         f"gymhost.envs.shelf.terminal_expert:{name}"
         for name in ("nothing", "claims", "scores_everywhere", "removes_everything", "rewrites_in_background")
     )
+    _job: Job
     _sandbox: Sandbox | None = None
     _shell: Shell | None = None
+    _until: float = 0.0
 
     def __init__(
         self, *, tasks: str | PathLike[str] | None = None, task: int | None = None, split: str | None = None
@@ -83,13 +85,13 @@ class Terminal(ToolEnv):
         self._folders: list[FolderTask] = []
         if tasks is not None:
             self._folders = folder_tasks(Path(tasks))
-            named = [{"name": folder.name, "number": number} for number, folder in enumerate(self._folders)]
-            self.tasks = {"tasks": Tasks(named)}
         super().__init__(task=task, split=split)
 
-    @classmethod
-    def tasks(cls) -> dict[str, Tasks]:
-        """Returns the splits: chores of other seeds."""
+    def tasks(self) -> dict[str, Tasks]:
+        """Returns the splits: chores of other seeds; or one, of the task folders."""
+        if self._folders:
+            named = [{"name": folder.name, "number": number} for number, folder in enumerate(self._folders)]
+            return {"tasks": Tasks(named)}
         return {
             "train": Tasks.generate(lambda index: {"seed": f"train {index}"}, 100_000),
             "test": Tasks.generate(lambda index: {"seed": f"test {index}"}, 500),
@@ -97,10 +99,11 @@ class Terminal(ToolEnv):
 
     async def setup(self, task: Task) -> None:
         """Makes the sandbox, with what the chore begins with."""
-        self._job: Job = self._folders[task["number"]] if "number" in task else _Generated(chore(task["seed"]))
-        self._sandbox = await self._job.begin()
-        self._shell = await self._sandbox.shell()
-        self._until = asyncio.get_running_loop().time() + self._job.seconds
+        number: int | None = task.get("number")
+        self._job = job = _Generated(chore(task["seed"])) if number is None else self._folders[number]
+        self._sandbox = sandbox = await job.begin()
+        self._shell = await sandbox.shell()
+        self._until = asyncio.get_running_loop().time() + job.seconds
 
     async def teardown(self) -> None:
         """Removes the sandbox."""

@@ -1,4 +1,4 @@
-"""What a chore is to leave behind, and how it is looked at: by programs that the agent has no hand in, compared here."""
+"""What a chore is to leave behind, and how it is looked at: by trusted programs, whose answers are compared here."""
 
 import asyncio
 import hashlib

@@ -78,7 +78,9 @@ class FolderTask:
         if (folder / "environment/docker-compose.yaml").exists():
             raise ValueError(f"{folder} needs several containers (docker-compose.yaml), and a sandbox is one")
         if environment.get("gpus") or environment.get("os", "linux") != "linux":
-            raise ValueError(f"{folder}/task.toml: a sandbox is a Linux without GPUs (environment.gpus, environment.os)")
+            raise ValueError(
+                f"{folder}/task.toml: a sandbox is a Linux without GPUs (environment.gpus, environment.os)"
+            )
         path = folder / "environment/Dockerfile"
         dockerfile = Dockerfile.read(path) if path.is_file() else None
         image = environment.get("docker_image")

@@ -8,7 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gymhost.envs import registration, sandboxing, wrapping
 from gymhost.server import link
@@ -20,6 +20,9 @@ from gymhost.server.worker.thread_session import ThreadSession
 from gymhost.server.worker.watchdog import Watchdog
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors
+
+if TYPE_CHECKING:
+    from gymhost.envs.sandbox.backend import Backend
 
 # How often the deadlines of running calls are looked at, and the idle limits of sessions, in seconds.
 SWEEP = 0.1
@@ -76,7 +79,8 @@ class Host:
         self.watchdog = Watchdog(config.alive_fd, config.loop_limit)
         self.sessions: dict[int, Session] = {}
         self.problems: list[registration.Problem] = []
-        self._import_failure: ImportError | None = None
+        self._failure: errors.EnvironmentFault | None = None
+        self._sandboxes_to_try: Backend | None = None
         # The sessions by the token that opens them to clients on the same host.
         self.by_token: dict[str, Session] = {}
         self.turn = Turn()
@@ -97,8 +101,11 @@ class Host:
             for wrapper in self.config.wrappers:
                 if wrapper != "*":
                     wrapping.load(wrapper)
+            self._make_sandbox_backend()
         except ImportError as error:
-            self._import_failure = error
+            self._failure = describe.import_fault(error)
+        except (errors.InvalidArgument, errors.SandboxUnavailable) as error:
+            self._failure = errors.EnvironmentFault(f"{error.message} (--sandbox, --sandbox-option)")
         # What was imported stays for good: the collector need not look at it again.
         gc.collect()
         gc.freeze()
@@ -111,6 +118,7 @@ class Host:
         direct = await self.loop.create_unix_server(lambda: DirectLink(self), self.config.direct_path, backlog=1024)
         await self.loop.create_unix_connection(lambda: self._front, sock=end)
         sweeps = [self.loop.create_task(self._sweep()), self.loop.create_task(self._sweep_idle())]
+        self.keep(self.loop.create_task(self._try_sandboxes()))
         await self._front.closed
         direct.close()
         for sweep in sweeps:
@@ -165,8 +173,8 @@ class Host:
             if kind == link.CREATE:
                 self._create(command.lane, number, pb.CreateSessionRequest.FromString(command.payload))
             elif kind == link.CATALOG:
-                if self._import_failure is not None:
-                    raise describe.import_fault(self._import_failure)
+                if self._failure is not None:
+                    raise self._failure
                 self._answer(number, describe.catalog(self.problems))
             elif kind == link.DESCRIBE:
                 request = pb.GetEnvironmentRequest.FromString(command.payload)
@@ -292,6 +300,27 @@ class Host:
                 await asyncio.wait_for(done.wait(), link.CLOSE_ALL_LIMIT)
             except TimeoutError:
                 print(f"{len(left)} environments did not close in {link.CLOSE_ALL_LIMIT:g} s", flush=True)
+
+    def _make_sandbox_backend(self) -> None:
+        """Makes what was asked for by name, so that mistakes show at the start.
+
+        Raises:
+            InvalidArgument: There is no such backend, or it does not take its options.
+            SandboxUnavailable: It needs a library that is not installed.
+        """
+        how = sandboxing.settings()
+        # Without sandboxes a worker need not import what needs no service, and is there whenever it is wanted.
+        if how.options or how.backend not in ("bubblewrap", "local"):
+            from gymhost.envs.sandbox.registry import process_backend
+
+            self._sandboxes_to_try = process_backend()
+
+    async def _try_sandboxes(self) -> None:
+        """Says why sandboxes can't be made; the service that makes them may still come, so the server goes on."""
+        if self._sandboxes_to_try is not None and self.config.number == 0:
+            problem = await self._sandboxes_to_try.problem()
+            if problem is not None:
+                print(f"sandboxes can't be made: {problem}", flush=True)
 
     async def _destroy_sandboxes(self) -> None:
         """Destroys all sandboxes, whoever they were made for; what is not gone in time goes with the process."""

@@ -81,7 +81,8 @@ def options(spec: SandboxSpec, etc: str) -> list[str]:
     for name, value in spec.variables().items():
         words += ["--setenv", name, value]
     words += _host_system(etc) if spec.image is None else ["--ro-bind", f"{BOX}/root", "/"]
-    words += ["--proc", "/proc", "--dev", "/dev", "--bind", f"{BOX}/shm", "/dev/shm", "--remount-ro", "/dev"]
+    words += ["--proc", "/proc", "--dev", "/dev", "--dev-bind", f"{BOX}/pts", "/dev/pts"]
+    words += ["--bind", f"{BOX}/shm", "/dev/shm", "--remount-ro", "/dev"]
     words += ["--bind", f"{BOX}/tmp", "/tmp", "--bind", f"{BOX}/work", spec.workdir]
     for number, path in enumerate(spec.scratch):
         words += ["--bind", f"{BOX}/more/{number}", path]

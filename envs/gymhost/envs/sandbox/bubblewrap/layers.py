@@ -117,7 +117,7 @@ class _Copy:
     def __init__(self, marks: bool) -> None:
         self._marks = marks
         # What has more than one name: the path of the first one.
-        self._linked: dict[int, str] = {}
+        self._linked: dict[tuple[int, int], str] = {}
         self._top = -1
 
     def folder(self, source: int, target: int, depth: int = 0, path: str = "") -> None:
@@ -146,7 +146,7 @@ class _Copy:
         """Whether it was copied under another name, of which it is now a link."""
         if status.st_nlink == 1 or stat.S_ISCHR(status.st_mode):
             return False
-        first = self._linked.setdefault(status.st_ino, path + name)
+        first = self._linked.setdefault((status.st_dev, status.st_ino), path + name)
         if first == path + name:
             return False
         try:

@@ -5,6 +5,7 @@ import functools
 import importlib
 import socket
 import tempfile
+from collections.abc import Mapping
 from types import ModuleType
 
 from gymhost.envs.sandbox.spec import Network
@@ -18,9 +19,9 @@ REFUSED = {
         mount umount umount2 pivot_root chroot mount_setattr move_mount open_tree open_tree_attr fsopen fsconfig fsmount
         fspick unshare setns""",
     "other processes": "ptrace process_vm_readv process_vm_writev process_madvise pidfd_getfd kcmp",
-    "parts of the kernel with a long record of holes, or whose memory is nobody's": """
+    "parts of the kernel with a long record of holes, or with what is nobody's and there for all": """
         keyctl add_key request_key bpf perf_event_open userfaultfd io_uring_setup io_uring_enter io_uring_register
-        lookup_dcookie fanotify_init vmsplice nfsservctl remap_file_pages""",
+        io_setup lookup_dcookie fanotify_init vmsplice nfsservctl remap_file_pages""",
     "the machine itself": """
         kexec_load kexec_file_load init_module finit_module delete_module create_module query_module get_kernel_syms
         reboot swapon swapoff acct quotactl quotactl_fd open_by_handle_at syslog sethostname setdomainname settimeofday
@@ -46,6 +47,14 @@ PERSONALITIES = tuple((3 << bit if bit < 31 else 1 << 31 | 1, 1 << bit) for bit 
 LOCAL_FAMILIES = (socket.AF_UNIX, 16)  # 16: netlink, which tells programs of the interfaces
 INTERNET_FAMILIES = (socket.AF_INET, socket.AF_INET6)
 LAST_FAMILY = 64
+
+# What the sockets of a family may speak. Others are parts of the kernel that are loaded for whoever asks for them.
+NETLINK_PROTOCOLS = (0, 4)  # 0: interfaces and routes; 4: which sockets there are
+INTERNET_PROTOCOLS = (0, socket.IPPROTO_ICMP, socket.IPPROTO_TCP, socket.IPPROTO_UDP, socket.IPPROTO_ICMPV6)
+PROTOCOLS: Mapping[int, tuple[int, ...]] = {
+    16: NETLINK_PROTOCOLS,
+    **dict.fromkeys(INTERNET_FAMILIES, INTERNET_PROTOCOLS),
+}
 
 
 def library() -> ModuleType:
@@ -98,6 +107,14 @@ def program(network: Network) -> bytes:
     for family in range(LAST_FAMILY + 1):
         if family not in families:
             add(lib.ERRNO(errno.EAFNOSUPPORT), "socket", lib.Arg(0, lib.MASKED_EQ, 0xFFFFFFFF, family))
+    # This makes sockets of the family before it finds that they can't be a pair.
+    add(lib.ERRNO(errno.EAFNOSUPPORT), "socketpair", lib.Arg(0, lib.NE, socket.AF_UNIX))
+    for family in families.intersection(PROTOCOLS):
+        allowed = PROTOCOLS[family]
+        of_family = lib.Arg(0, lib.MASKED_EQ, 0xFFFFFFFF, family)
+        others = [lib.Arg(2, lib.MASKED_EQ, 0xFFFFFFFF, each) for each in range(max(allowed)) if each not in allowed]
+        for protocol in (*others, lib.Arg(2, lib.GT, max(allowed))):
+            add(lib.ERRNO(errno.EPROTONOSUPPORT), "socket", of_family, protocol)
     with tempfile.TemporaryFile() as file:
         filters.export_bpf(file)
         file.seek(0)

@@ -23,6 +23,7 @@ __all__ = [
     "bind",
     "die_with_parent",
     "drop_capabilities",
+    "end_first",
     "fresh_signals",
     "hide_memory",
     "limit",
@@ -153,6 +154,13 @@ def limit(name: str, value: int) -> None:
     _, hard = resource.getrlimit(number)
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(number, (value, value))
+
+
+def end_first(score: int) -> None:
+    """Has the kernel end this process and its children before others when all of the machine's memory is used up."""
+    with open("/proc/self/oom_score_adj", "r+") as file:
+        if int(file.read()) < score:
+            file.write(str(score))
 
 
 def rename(title: str) -> None:

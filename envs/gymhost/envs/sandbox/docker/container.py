@@ -23,6 +23,9 @@ __all__ = ["DockerContainer"]
 
 T = TypeVar("T")
 
+# The most bytes that a script of `control` may print.
+_CONTROL_OUTPUT = 16 * 2**20
+
 # Seconds until another attempt to run something in a sandbox out of band.
 _AGAIN = 0.02
 
@@ -106,11 +109,14 @@ class DockerContainer(Container):
         def take(stream: int, data: bytes) -> bool:
             if stream == 1:
                 said.extend(data)
-            return False
+            return len(said) > _CONTROL_OUTPUT
 
         stream = await self._call(lambda: self._exec(command, stdin=False), AttachedStream.close)
         with contextlib.closing(stream), contextlib.suppress(StreamEnded):
             await stream.exchange(b"", take)
+        if len(said) > _CONTROL_OUTPUT:
+            self.kill()
+            raise SandboxLost(f"the sandbox {self.id} answered with more than {_CONTROL_OUTPUT} bytes and was given up")
         first, _, rest = bytes(said).partition(b"\n")
         return rest if first == begin else None
 

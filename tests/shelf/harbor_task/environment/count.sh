@@ -1,0 +1,2 @@
+#!/bin/bash
+ls "$1" | wc -l
