@@ -87,6 +87,13 @@ def test_a_fault_is_shown_and_another_episode_can_begin(tmp_path: Path) -> None:
     assert "Reward in all: 1" in said
 
 
+def test_a_task_that_is_not_there_is_refused_in_a_line(tmp_path: Path) -> None:
+    said = play("test/Shop-v0", "-m", "shop", typed="/new 9\n/new 0\nbuy tea", cwd=tmp_path)
+    assert "there is no task 9: they are 0 to 1: /new begins another episode" in said
+    assert "Traceback" not in said
+    assert "Reward in all: 1" in said
+
+
 def test_a_budget_that_is_spent_is_named(tmp_path: Path) -> None:
     said = play("test/Shop-v0", "-m", "shop", typed="a\nb\nc\nd\n", cwd=tmp_path)
     assert "Cut off by max_turns after 4 turns" in said

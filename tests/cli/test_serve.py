@@ -107,7 +107,10 @@ def test_it_says_that_local_sandboxes_contain_nothing():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("docker", "--sandbox-option", "size=3"), "'docker' can't be made so: .*; its options: base_url, runtime, image, "),
+        (
+            ("docker", "--sandbox-option", "size=3"),
+            "'docker' can't be made so: .*; its options: base_url, runtime, image, ",
+        ),
         (("bubblewrap", "--sandbox-option", "runtime=runsc"), "'bubblewrap' can't be made so: "),
         (("not_there:Jail",), "can't import the sandbox backend 'not_there:Jail'"),
     ],

@@ -295,7 +295,11 @@ def test_a_backend_of_ones_own_is_made_by_its_name_with_its_options(tmp_path: Pa
         ("not_there:Jail", {}, "can't import the sandbox backend 'not_there:Jail': No module named 'not_there'"),
         ("support.crowded_sandboxes:Jail", {}, "can't import .* no attribute 'Jail'"),
         ("support.crowded_sandboxes:Rush", {}, "is no sandbox backend: it must be a class below"),
-        ("support.crowded_sandboxes:Crowded", {"size": "3"}, "can't be made so: .*; its options: folder, room, seconds"),
+        (
+            "support.crowded_sandboxes:Crowded",
+            {"size": "3"},
+            "can't be made so: .*; its options: folder, room, seconds",
+        ),
     ],
 )
 def test_a_wrong_backend_is_named(name: str, options: dict[str, str], message: str) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import time
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 
@@ -270,9 +271,7 @@ async def test_a_second_cancel_does_not_wait_and_leaves_it_usable(sandbox: Sandb
         ("true", {"cwd": "\0"}),
     ],
 )
-async def test_what_can_not_be_meant_is_refused(
-    sandbox: Sandbox, command: Any, settings: dict[str, Any]
-):
+async def test_what_can_not_be_meant_is_refused(sandbox: Sandbox, command: Any, settings: dict[str, Any]):
     with pytest.raises(InvalidArgument):
         await sandbox.run(command, **settings)
     assert (await sandbox.run("echo fine")).stdout == "fine\n"

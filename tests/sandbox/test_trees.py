@@ -2,8 +2,8 @@
 
 import io
 import os
-import shutil
 import random
+import shutil
 import stat
 import tarfile
 from collections.abc import Iterator

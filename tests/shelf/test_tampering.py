@@ -11,13 +11,14 @@ import pytest
 from gymhost.client import RemoteServer, connect
 from gymhost.envs.shelf.scripted import call, said
 from gymhost.envs.shelf.tampering import BACKGROUND, SCORES
+from gymhost.envs.shelf.terminal_chores import chore
 from gymhost.envs.trials import load_policy
 from support.episodes import Played, Policy, play_one, policies_of
 from support.server import ServerProcess
 
 pytestmark = pytest.mark.timeout(120)
 
-TASKS = range(4)
+TASKS = range(2)
 HARBOR_TASK = Path(__file__).parent / "harbor_task"
 
 # What an agent does before it hands in work that is wrong, as a text for bash.
@@ -50,11 +51,12 @@ chmod 000 . 2>/dev/null; true
 """,
     # As much as there can be: of files, of depth, of processes and of memory.
     "floods": r"""
-(i=0; while mkdir -p deep && cd deep && (( i++ < 600 )); do :; done) 2>/dev/null
+printf -v deep 'deep/%.0s' {1..60}
+(i=0; while mkdir -p $deep && cd $deep && (( i++ < 10 )); do :; done) 2>/dev/null
 for i in {1..2000}; do : >"file $i"; done 2>/dev/null
 head -c 1G /dev/zero >large 2>/dev/null
-for _ in {1..300}; do sleep 1000 & done >/dev/null 2>&1
-true
+for _ in {1..50}; do sleep 1000 & done >/dev/null 2>&1
+python3 -c 'bytearray(10**9)' 2>/dev/null; true
 """,
 }
 
@@ -179,14 +181,6 @@ for words in "${again[@]:1}"; do (setsid $words </dev/null >/dev/null 2>&1 &); d
 sleep 0.2
 """
 
-    def is_stop(played: Played) -> bool:
-        return "End the one whose port is" in said(played.messages, "user")[0]
-
-    found = [
-        played
-        for task in range(40)
-        if is_stop(played := await play_one(remote, "gymhost/Terminal-v0", by_shell("bash", command), task))
-    ]
-    assert found
-    for played in found:
-        assert_worth_nothing(played)
+    tasks = [task for task in range(100) if chore(f"test {task}").kind.name == "stop"][:3]
+    for task in tasks:
+        assert_worth_nothing(await play_one(remote, "gymhost/Terminal-v0", by_shell("bash", command), task))

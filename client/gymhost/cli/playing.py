@@ -75,8 +75,11 @@ class Player:
                 self._take(line)
             except NotUnderstoodError as problem:
                 click.secho(str(problem), fg="red")
-            except (EnvironmentFault, InvalidArgument) as error:
+            except EnvironmentFault as error:
                 click.secho(f"The environment failed: {error}", fg="red")
+                self._ended = True
+            except InvalidArgument as error:
+                click.secho(f"{error}: /new begins another episode", fg="red")
                 self._ended = True
 
     def _take(self, line: str) -> None:

@@ -23,9 +23,11 @@ from gymhost.wire.errors import SandboxUnavailable
 
 __all__ = ["Channel", "Reply", "Stop"]
 
-# Beyond this many times what is kept of the output, and beyond this many bytes, a call is ended.
+# Beyond this many times what is kept of the output a call is ended; not before there are so many bytes, and at the
+# latest when there are so many more than are kept.
 FLOOD = 64
 FLOOD_LEAST = 2**20
+FLOOD_MOST = 2**28
 # No process of ours sends more along, or has a longer line. After the end of a call no more than this much of what
 # others write is kept.
 PAYLOAD_LIMIT = 65536
@@ -213,7 +215,8 @@ class _Output:
 
     def __init__(self, nonce: str, last: str, limit: int, wake: Callable[[], None]) -> None:
         self.stdout, self.stderr = _Kept(limit), _Kept(limit)
-        self._limit = max(FLOOD * limit, FLOOD_LEAST)
+        # Of both streams.
+        self._limit = max(min(FLOOD * limit, 2 * limit + FLOOD_MOST), FLOOD_LEAST)
         self._wake = wake
         self.flooded = False
         marks = [b"\x1e" + name.encode() for name in (nonce, last) if name]

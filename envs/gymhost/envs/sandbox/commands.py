@@ -11,11 +11,12 @@ from typing import cast
 from gymhost.envs.sandbox.backend import RUNNER, Container
 from gymhost.envs.sandbox.channel import Channel, Reply, Stop
 from gymhost.envs.sandbox.results import CommandResult, Limit
+from gymhost.envs.sandbox.spec import utf8
 from gymhost.envs.sandbox.stop import Place, Processes
 from gymhost.envs.sandbox.turns import Turns
 from gymhost.wire.errors import InvalidArgument, SandboxLost, SandboxUnavailable
 
-__all__ = ["KILLED", "OUTPUT_LIMIT", "TIMEOUT", "Commands", "Watched", "check_limits", "encode", "quote", "utf8"]
+__all__ = ["KILLED", "OUTPUT_LIMIT", "TIMEOUT", "Commands", "Watched", "check_limits", "encode", "quote"]
 
 TIMEOUT = 60.0
 OUTPUT_LIMIT = 256 * 1024
@@ -414,24 +415,12 @@ def encode(text: str | bytes, what: str) -> bytes:
     """Returns a text as bytes without NUL.
 
     Raises:
-        InvalidArgument: It has a NUL character or a lone surrogate.
+        InvalidArgument: It is no text, or has a NUL character or a lone surrogate.
     """
     data = utf8(text, what)
     if b"\0" in data:
         raise InvalidArgument(f"{what} can't hold a NUL character")
     return data
-
-
-def utf8(text: str | bytes, what: str) -> bytes:
-    """Returns a text as bytes; what Python took from bytes that are no UTF-8 is given back as it was.
-
-    Raises:
-        InvalidArgument: It has a lone surrogate.
-    """
-    try:
-        return text if isinstance(text, bytes) else text.encode(errors="surrogateescape")
-    except UnicodeEncodeError as error:
-        raise InvalidArgument(f"{what} can't be written as UTF-8: {error}") from None
 
 
 def check_limits(timeout: float, output_limit: int) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Literal, Protocol
 
-from gymhost.envs.sandbox.commands import utf8
 from gymhost.envs.sandbox.results import CommandResult, FileInfo
+from gymhost.envs.sandbox.spec import utf8
 from gymhost.envs.sandbox.trees import Download, LeftOut, extract, pack_files, pack_folder
 from gymhost.wire.errors import CommandTimeout, InvalidArgument, SandboxUnavailable, TooLarge
 
@@ -29,6 +29,8 @@ _STATUSES = {
     _SHORT: (errno.EIO, "Not all of it was written"),
     _NO_FOLDER: (errno.ENOTDIR, "Not a directory"),
 }
+# Bytes of what is read of the messages of the sandbox's programs.
+_COMPLAINTS = 32 * 1024
 # What ends the messages of the sandbox's programs: as the GNU library puts it, and where musl's words are others.
 _ERRORS = {os.strerror(code): code for code in errno.errorcode} | {
     "Filename too long": errno.ENAMETOOLONG,
@@ -361,10 +363,10 @@ def _check(result: CommandResult, path: str | PurePath, timeout: float) -> None:
     if result.ok:
         return
     if result.exit_status == 127:
-        raise SandboxUnavailable(f"the sandbox's image lacks a program that is needed: {result.stderr.strip()}")
+        raise SandboxUnavailable(f"the sandbox's image lacks a program that is needed: {_told(result).strip()}")
     if result.exit_status in _STATUSES:
         raise OSError(*_STATUSES[result.exit_status], name)
-    told = result.stderr.strip()
+    told = _told(result).strip()
     for line in told.splitlines():
         reason = _SHORT_WRITE.sub(os.strerror(errno.ENOSPC), line.rpartition(": ")[2])
         if code := _ERRORS.get(reason):
@@ -374,8 +376,13 @@ def _check(result: CommandResult, path: str | PurePath, timeout: float) -> None:
 
 def _unread(result: CommandResult) -> list[str]:
     """Returns what tar says of what it could not read; it goes on without."""
-    lines = result.stderr.splitlines() if result.exit_status else []
+    lines = _told(result).splitlines() if result.exit_status else []
     return [line for line in lines if "exit" not in line.lower()]
+
+
+def _told(result: CommandResult) -> str:
+    """Returns what programs complained of, and no more than they would: others inside may write there too."""
+    return result.stderr_bytes[:_COMPLAINTS].decode(errors="replace")
 
 
 def _place(path: str | PurePath) -> str:

@@ -8,12 +8,13 @@ from pathlib import PurePath
 from typing import Protocol, Self
 
 from gymhost.envs.sandbox.backend import Container
-from gymhost.envs.sandbox.commands import OUTPUT_LIMIT, TIMEOUT, Commands, utf8
+from gymhost.envs.sandbox.commands import OUTPUT_LIMIT, TIMEOUT, Commands
 from gymhost.envs.sandbox.files import Files
 from gymhost.envs.sandbox.python_session import PythonSession
 from gymhost.envs.sandbox.results import CommandResult, FileInfo, Usage
 from gymhost.envs.sandbox.shell import Shell
 from gymhost.envs.sandbox.snapshots import Snapshot, TarSnapshot
+from gymhost.envs.sandbox.spec import utf8
 from gymhost.envs.sandbox.trees import Download
 from gymhost.wire.errors import InvalidArgument
 

@@ -156,3 +156,17 @@ def check_absolute(what: str, path: str) -> None:
     """
     if "\0" in path or os.path.normpath(path) != path or not path.startswith("/") or path.startswith("//"):
         raise InvalidArgument(f"{what} must be an absolute path without '..' or a slash at its end, not {path!r}")
+
+
+def utf8(text: str | bytes, what: str) -> bytes:
+    """Returns a text as bytes; what Python took from bytes that are no UTF-8 is given back as it was.
+
+    Raises:
+        InvalidArgument: It is no text, or has a lone surrogate.
+    """
+    if not isinstance(cast(object, text), (str, bytes)):
+        raise InvalidArgument(f"{what} must be text, not {text!r}")
+    try:
+        return text if isinstance(text, bytes) else text.encode(errors="surrogateescape")
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"{what} can't be written as UTF-8: {error}") from None

@@ -15,7 +15,7 @@ from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from gymhost.envs.sandbox.commands import utf8
+from gymhost.envs.sandbox.spec import utf8
 from gymhost.wire.errors import InvalidArgument, TooLarge
 
 __all__ = ["Download", "LeftOut", "extract", "pack_files", "pack_folder"]

@@ -31,6 +31,8 @@ class Aftermath:
             SandboxLost: It is gone.
         """
         await sandbox.halt()
+        # Whoever took the right to its working folder from itself is not to keep others from looking.
+        await sandbox.run(["chmod", "u+rwx", "--", sandbox.spec.workdir])
         snapshot: Snapshot | None = None
         try:
             snapshot = await sandbox.snapshot()

@@ -152,6 +152,7 @@ def become_bwrap(
     """
     for number, pipe in enumerate(pipes):
         os.dup2(pipe, number)
+    syscalls.end_first(_END_FIRST)
     syscalls.hide_memory()
     if group is not None:
         group.enter()
@@ -289,6 +290,7 @@ def join(
         tells: Where the process id is told, and the number and the text of what went wrong; each is a line of JSON.
     """
     try:
+        syscalls.end_first(_END_FIRST)
         syscalls.hide_memory()
         _arrange(pipes)
         doors = group.doors() if group is not None else []
@@ -325,7 +327,6 @@ def _enter(plan: Plan, pidfd: int, doors: Sequence[int]) -> None:
 
 
 def _lower(rlimits: Mapping[str, int]) -> None:
-    syscalls.end_first(_END_FIRST)
     syscalls.fresh_signals()
     os.umask(0o022)
     for name, value in rlimits.items():
