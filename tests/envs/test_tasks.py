@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gymhost.envs import Tasks
+from gymhost.envs import Tasks, ToolEnv
 
 
 def test_a_list_of_tasks() -> None:
@@ -57,3 +57,14 @@ def test_tasks_of_a_file(tmp_path: Path) -> None:
     file.write_text("[1]\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"tasks\.jsonl, line 1: a task is a JSON object"):
         Tasks.jsonl(file)
+
+
+def test_tasks_of_an_instance_count_where_those_of_its_class_are_known() -> None:
+    class Given(ToolEnv):
+        tasks = {"train": [{"n": 0}]}
+
+    assert list(Given().splits) == ["train"]
+    one = Given()
+    one.tasks = {"own": [{"n": 1}]}
+    assert list(one.splits) == ["own"]
+    assert list(Given().splits) == ["train"]

@@ -72,7 +72,7 @@ print(len(held))
 
 # Sockets and such that are parts of the kernel which nobody needs, or that are there for the whole machine.
 KINDS = """
-import ctypes, platform, socket
+import ctypes, platform, socket, struct
 libc = ctypes.CDLL(None, use_errno=True)
 for name, arguments in {
     "uevents": (16, 3, 15), "crypto": (16, 3, 21), "transport": (16, 3, 6), "sctp": (2, 1, 132), "dccp": (2, 6, 33),
@@ -87,6 +87,15 @@ for family in (16, 17, 30, 38, 40, 44):
     libc.socketpair(family, 1, 0, (ctypes.c_int * 2)())
     if ctypes.get_errno() != 97:
         print("pair of family", family)
+returning = struct.pack("HBBI", 6, 0, 0, 1)
+program = ctypes.create_string_buffer(returning)
+for option in (26, 51):
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as filtered:
+            filtered.setsockopt(socket.SOL_SOCKET, option, struct.pack("HL", 1, ctypes.addressof(program)))
+        print("filter", option)
+    except OSError:
+        pass
 context = ctypes.c_ulong(0)
 if libc.syscall(0 if platform.machine() == "aarch64" else 206, 1, ctypes.byref(context)) == 0:
     print("asynchronous")
@@ -227,6 +236,22 @@ async def test_forged_answers_are_bounded(answer: str, arena: Arena, monkeypatch
         await python.run("1 + 1", timeout=5.0)
         assert (await python.run("1 + 1", timeout=5.0)).value == "2"
         await python.close()
+
+
+async def test_complaints_that_others_wrote_are_bounded(arena: Arena, tmp_path: Path) -> None:
+    complain = (
+        "import os, sys\nprint('begun', flush=True)\nwhile True:\n  for pid in os.listdir('/proc'):\n    try:\n"
+        "      if os.readlink(f'/proc/{pid}/exe').endswith('/tar'):\n"
+        "        with open(f'/proc/{pid}/fd/2', 'wb', 0) as file:\n          while True: file.write(b'x\\n' * 4096)\n"
+        "    except OSError: pass"
+    )
+    fill = "for n in {1..200}; do mkfifo many$n; done; mkdir closed; chmod 0 closed"
+    begun = "until grep -qs begun /tmp/begun; do :; done"
+    await arena.said(["bash", "-c", f'{fill}; setsid python3 -c "$0" >/tmp/begun 2>&1 & {begun}', complain])
+    for number in range(5):
+        download = await arena.attacked.download(".", tmp_path / str(number), timeout=20.0)
+        assert len(download.left_out) < 20_000
+    await arena.attack("pkill python3; chmod 700 closed")
 
 
 async def test_texts_that_are_none_are_refused(arena: Arena) -> None:

@@ -287,3 +287,15 @@ def test_a_folder_of_task_folders(task: Path) -> None:
     assert list(usual.splits) == ["train", "test"]
     env: Any = make("gymhost/Terminal-v0", tasks=task.parent).unwrapped
     assert [each["name"] for each in env.splits["tasks"]] == ["another", "task"]
+
+
+def test_tasks_are_loaded_from_folders_that_are_named_alone(task: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERMINAL_TASK_FOLDERS", f"/srv/nothing:{task.parent}")
+    assert make("gymhost/Terminal-v0", tasks=str(task)).unwrapped
+    (task.parent / "link").symlink_to(HARBOR_TASK)
+    for folder in (HARBOR_TASK, task.parent / "link", task.parent / ".." / ".."):
+        with pytest.raises(ValueError, match="TERMINAL_TASK_FOLDERS"):
+            make("gymhost/Terminal-v0", tasks=str(folder))
+    monkeypatch.delenv("TERMINAL_TASK_FOLDERS")
+    with pytest.raises(ValueError, match="TERMINAL_TASK_FOLDERS"):
+        make("gymhost/Terminal-v0", tasks=str(task))

@@ -57,7 +57,7 @@ def interpreter_mounts() -> tuple[Mount, ...]:
     """Returns mounts that give a sandbox this process's own Python with all that is installed in it, read-only.
 
     It is where it is here, so that `sys.executable` names it; its system must be the same one, as it is by default with
-    bubblewrap.
+    bubblewrap. What is installed in place (`pip install -e`) lies elsewhere, and takes a mount of its own.
 
         sandbox = await create(SandboxSpec(mounts=interpreter_mounts()))
         python = await sandbox.python(executable=sys.executable)

@@ -1,6 +1,7 @@
 """Chores with a shell, made by a generator or loaded from folders of tasks."""
 
 import asyncio
+import os
 from os import PathLike
 from pathlib import Path
 from typing import Annotated, Protocol
@@ -45,11 +46,29 @@ class Job(Protocol):
         ...
 
 
+def _allowed(folder: Path) -> Path:
+    """Returns a folder of tasks, without links.
+
+    Raises:
+        ValueError: It is none of those that may be loaded.
+    """
+    named = os.environ.get("TERMINAL_TASK_FOLDERS", "")
+    resolved = folder.resolve()
+    if not any(resolved.is_relative_to(Path(each).resolve()) for each in named.split(os.pathsep) if each):
+        raise ValueError(
+            f"tasks may not be loaded from {folder}: set the environment variable TERMINAL_TASK_FOLDERS, where the "
+            "environment runs, to the folders that they may be loaded from"
+        )
+    return resolved
+
+
 class Terminal(ToolEnv):
     """Do a chore with a shell: with files, texts or processes.
 
     The chores are made by a generator, or are task folders in Harbor's layout: `make("gymhost/Terminal-v0",
-    tasks="/path/to/folder")` loads a folder of them, or one task. What is to be there at the end is not in the sandbox.
+    tasks="/path/to/folder")` loads a folder of them, or one task. Since clients may ask for it, the folder must be one
+    that the environment variable TERMINAL_TASK_FOLDERS names where the environment runs, or below one; it has paths with
+    a colon between them. What is to be there at the end is not in the sandbox.
     Once the episode has ended, and with it all that the agent left running, its files are looked at in a fresh sandbox.
     Only processes that a chore is about are looked at while they run, before that. The reward is 1 where all is as it
     should be; a task folder's own verifier says what the reward is.
@@ -84,7 +103,7 @@ class Terminal(ToolEnv):
     ) -> None:
         self._folders: list[FolderTask] = []
         if tasks is not None:
-            self._folders = folder_tasks(Path(tasks))
+            self._folders = folder_tasks(_allowed(Path(tasks)))
         super().__init__(task=task, split=split)
 
     def tasks(self) -> dict[str, Tasks]:

@@ -185,8 +185,12 @@ KINDS = (
         Where there are fewer names it prints them all.""",
         lambda draw: {"script": draw.choice(WORDS), "top": str(draw.randint(2, 4))},
         starts.totals,
-        """cat >@script@ <<'END' #!/bin/bash awk '{ sum[$1] += $2 } END { for (name in sum) print name, sum[name]
-        }' "$1" | LC_ALL=C sort -k2,2nr -k1,1 | head -n @top@ END chmod +x @script@""",
+        """cat >@script@ <<'END'
+#!/bin/bash
+awk '{ sum[$1] += $2 } END { for (name in sum) print name, sum[name] }' "$1" |
+    LC_ALL=C sort -k2,2nr -k1,1 | head -n @top@
+END
+chmod +x @script@""",
     ),
     Kind(
         "columns",
@@ -200,8 +204,11 @@ KINDS = (
             "word": draw.choice(WORDS[:5]),
         },
         starts.columns,
-        """cat >@script@ <<'END' #!/bin/bash awk -F';' '$1 != "@word@" { print $@column@ }' "$1" | LC_ALL=C sort -u
-        END chmod +x @script@""",
+        """cat >@script@ <<'END'
+#!/bin/bash
+awk -F';' '$1 != "@word@" { print $@column@ }' "$1" | LC_ALL=C sort -u
+END
+chmod +x @script@""",
     ),
     Kind(
         "largest",
@@ -221,8 +228,10 @@ KINDS = (
         whose port is {port}, and leave the others, and the files, as they are.""",
         lambda draw: {"port": str(draw.randint(2000, 8999))},
         starts.stop,
-        """conf=$(grep -l '^port=@port@$' jobs/*.conf) for process in /proc/[0-9]*; do [[ $(tr '\\0' ' '
-        <$process/cmdline) == "bash worker.sh $conf " ]] && kill ${process#/proc/} done 2>/dev/null""",
+        """conf=$(grep -l '^port=@port@$' jobs/*.conf)
+for process in /proc/[0-9]*; do
+    [[ $(tr '\\0' ' ' <$process/cmdline) == "bash worker.sh $conf " ]] && kill ${process#/proc/}
+done 2>/dev/null""",
     ),
     Kind(
         "listen",
@@ -230,7 +239,7 @@ KINDS = (
         {out}, in capital letters. It goes on when a writer has closed the FIFO, and serves the next one.""",
         lambda draw: {"fifo": draw.choice(WORDS), "out": f"{draw.choice(WORDS)}.out"},
         starts.listen,
-        """mkfifo @fifo@ (while :; do while IFS= read -r line; do echo "${line^^}" >>@out@; done <@fifo@; done)
-        >/dev/null 2>&1 &""",
+        """mkfifo @fifo@
+(while :; do while IFS= read -r line; do echo "${line^^}" >>@out@; done <@fifo@; done) >/dev/null 2>&1 &""",
     ),
 )

@@ -241,6 +241,8 @@ def _make_root(plan: Plan, image: str) -> None:
     for point, is_folder in plan.points:
         _check_links(lower, point)
         _make_point(top + point, is_folder)
+    # Else what is read of it would be the host's.
+    _check_links(lower, "/etc")
     os.makedirs(f"{top}/etc", exist_ok=True)
     for name in ("hosts", "hostname", "resolv.conf"):
         _write(f"{top}/etc/{name}", _read(f"{plan.etc}/{name}"))

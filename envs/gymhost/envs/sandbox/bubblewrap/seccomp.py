@@ -56,6 +56,10 @@ PROTOCOLS: Mapping[int, tuple[int, ...]] = {
     **dict.fromkeys(INTERNET_FAMILIES, INTERNET_PROTOCOLS),
 }
 
+# Options by which a socket gets a program that filters: those are compiled into memory that is nobody's, and of which
+# there is little for all, such as for the filters of further sandboxes.
+SOCKET_FILTERS = (26, 50, 51, 52)
+
 
 def library() -> ModuleType:
     """Returns pyseccomp.
@@ -109,6 +113,9 @@ def program(network: Network) -> bytes:
             add(lib.ERRNO(errno.EAFNOSUPPORT), "socket", lib.Arg(0, lib.MASKED_EQ, 0xFFFFFFFF, family))
     # This makes sockets of the family before it finds that they can't be a pair.
     add(lib.ERRNO(errno.EAFNOSUPPORT), "socketpair", lib.Arg(0, lib.NE, socket.AF_UNIX))
+    for option in SOCKET_FILTERS:
+        of_sockets = lib.Arg(1, lib.MASKED_EQ, 0xFFFFFFFF, socket.SOL_SOCKET)
+        add(refused, "setsockopt", of_sockets, lib.Arg(2, lib.MASKED_EQ, 0xFFFFFFFF, option))
     for family in families.intersection(PROTOCOLS):
         allowed = PROTOCOLS[family]
         of_family = lib.Arg(0, lib.MASKED_EQ, 0xFFFFFFFF, family)

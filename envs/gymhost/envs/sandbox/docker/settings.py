@@ -74,6 +74,9 @@ def settings(
     if not facts.podman:
         # Else it would see the host's own settings; podman has none to hide where there is no network.
         host |= {"Dns": ["127.0.0.1"], "DnsSearch": ["."]}
+    if facts.cgroup == "1" and not facts.podman:
+        # What waits in Internet sockets is counted apart there, and would be the host's without a limit of its own.
+        host["KernelMemoryTCP"] = limits.memory // 4
     if limits.cpus is not None:
         host["NanoCpus"] = round(limits.cpus * 1e9)
     if runtime is not None:
