@@ -424,3 +424,13 @@ def test_pay_for_talk_alone_is_told() -> None:
             return 1.0
 
     found(report_on(Generous, mode="inline"), "error", "One that only talks gets 1, no less than the expert")
+
+
+def test_an_expert_that_does_not_win_is_told() -> None:
+    class Hard(Paid):
+        @rubric
+        def good(self) -> float:
+            return 0.5 if self.said > 5 else 0.0
+
+    detail = found(report_on(Hard, mode="inline"), "advice", "The expert's mean reward over 1 episodes is 0.5")
+    assert "gets 1" in detail

@@ -611,3 +611,9 @@ def test_an_ordinary_user_has_them_too(user: OrdinaryUser):
     assert copied == "hello\n"
     assert f"own user, {user.uid}" in force["user"]
     assert force["seccomp"]
+
+
+async def test_a_keeper_that_can_not_be_started_is_an_error_of_sandboxes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "executable", "/not/there/python")
+    with pytest.raises(SandboxUnavailable, match=r"could not be started: .*/not/there/python"):
+        await Bubblewrap().create(SandboxSpec())

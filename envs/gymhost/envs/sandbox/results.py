@@ -17,7 +17,9 @@ class CommandResult:
             ended it before it could return anything.
         stdout_bytes: What it wrote to standard output, without what was left out.
         stderr_bytes: What it wrote to standard error.
-        limit: Which limit ended it: `time`, `output` (it wrote far more than is kept) or `memory`; None for none.
+        limit: Which limit ended it: `time`, `output` (it wrote far more than is kept) or `memory`; None for none. What
+            ended for want of memory while the command itself went on, such as the first program of a pipeline, is not
+            told here.
         stdout_left_out: Bytes of standard output that were not kept: those in the middle.
         stderr_left_out: Bytes of standard error.
         seconds: How long it ran.

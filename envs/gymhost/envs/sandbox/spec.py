@@ -52,7 +52,8 @@ class Mount:
     Attributes:
         source: An absolute path on the host.
         target: Where it is seen, an absolute path; None means the same path.
-        writable: Whether the sandbox may write there, as the user that it runs as on the host; no limit holds there.
+        writable: Whether the sandbox may write there, as the user that it runs as on the host (`limits_in_force` names
+            it; as root bubblewrap gives each sandbox another one); no limit holds there.
     """
 
     source: str

@@ -67,8 +67,8 @@ class Terminal(ToolEnv):
 
     The chores are made by a generator, or are task folders in Harbor's layout: `make("gymhost/Terminal-v0",
     tasks="/path/to/folder")` loads a folder of them, or one task. Since clients may ask for it, the folder must be one
-    that the environment variable TERMINAL_TASK_FOLDERS names where the environment runs, or below one; it has paths with
-    a colon between them. What is to be there at the end is not in the sandbox.
+    that the environment variable TERMINAL_TASK_FOLDERS names where the environment runs, or below one; it has paths
+    with a colon between them. What is to be there at the end is not in the sandbox.
     Once the episode has ended, and with it all that the agent left running, its files are looked at in a fresh sandbox.
     Only processes that a chore is about are looked at while they run, before that. The reward is 1 where all is as it
     should be; a task folder's own verifier says what the reward is.

@@ -62,7 +62,11 @@ class KeeperClient:
         own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * PACKET)
         self._socket = own
         with other:
-            self._process = _started(bwrap, other)
+            try:
+                self._process = _started(bwrap, other)
+            except OSError as error:
+                own.close()
+                raise SandboxUnavailable(f"the process that makes sandboxes could not be started: {error}") from error
         try:
             ready = self._first_words()
         except BaseException:
