@@ -133,10 +133,8 @@ class Commands:
         """Returns the error that says that the container is gone."""
         return SandboxLost(f"the sandbox {self.container.id} is gone: it was destroyed, or its first process ended")
 
-    def used_up_memory(self, status: int | None) -> bool:
-        """Tells whether a command was ended because the memory was used up."""
-        if status != KILLED:
-            return False
+    def used_up_memory(self) -> bool:
+        """Tells whether something was ended for want of memory since this was asked before."""
         before, self._out_of_memory = self._out_of_memory, self.container.out_of_memory()
         return self._out_of_memory > before
 
@@ -172,7 +170,8 @@ class Commands:
     def result(self, reply: Reply, status: int | None, *, restarted: bool = False) -> CommandResult:
         """Makes a result of a reply."""
         limit: Limit | None = reply.limit
-        if limit is None and self.used_up_memory(status):
+        # Asked each time, so that what ended now is not told of a later command.
+        if self.used_up_memory() and limit is None:
             limit = "memory"
         return CommandResult(
             exit_status=None if reply.limit else status,

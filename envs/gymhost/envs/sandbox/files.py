@@ -359,6 +359,7 @@ def _check(result: CommandResult, path: str | PurePath, timeout: float) -> None:
     if result.limit == "time":
         raise CommandTimeout(f"{name!r} was not done within timeout={timeout} s", limit="timeout")
     if result.limit == "memory":
+        # Whatever it was that ended: what a pipeline gave may be a part.
         raise OSError(errno.ENOMEM, "The sandbox's memory is used up: raise limits.memory", name)
     if result.ok:
         return

@@ -133,7 +133,7 @@ class PythonSession:
             if answer is None:
                 answer = await self._end(watched, reply)
         limit: Limit | None = reply.limit
-        if answer.ended and limit is None and self._commands.used_up_memory(reply.status):
+        if self._commands.used_up_memory() and limit is None:
             limit = "memory"
         return PythonResult(
             value=answer.value,

@@ -17,9 +17,9 @@ class CommandResult:
             ended it before it could return anything.
         stdout_bytes: What it wrote to standard output, without what was left out.
         stderr_bytes: What it wrote to standard error.
-        limit: Which limit ended it: `time`, `output` (it wrote far more than is kept) or `memory`; None for none. What
-            ended for want of memory while the command itself went on, such as the first program of a pipeline, is not
-            told here.
+        limit: Which limit ended it: `time`, `output` (it wrote far more than is kept) or `memory`; None for none. It is
+            `memory` too where the command came to its end, but something in the sandbox was ended meanwhile for want of
+            memory, such as the first program of a pipeline.
         stdout_left_out: Bytes of standard output that were not kept: those in the middle.
         stderr_left_out: Bytes of standard error.
         seconds: How long it ran.
@@ -52,8 +52,8 @@ class CommandResult:
 
     @property
     def ok(self) -> bool:
-        """Whether it returned 0."""
-        return self.exit_status == 0
+        """Whether it returned 0, and no limit ended anything."""
+        return self.exit_status == 0 and self.limit is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class PythonResult:
         stdout: What it printed, with marks for what is no UTF-8 and for what was left out.
         stderr: What it wrote to standard error.
         images: The figures of matplotlib that it showed or left open.
-        limit: Which limit ended it.
+        limit: Which limit ended it, as with `CommandResult`.
         truncated: Whether some of the output, the value or the images were left out.
         seconds: How long it ran.
         restarted: Whether Python had to be started anew, so that its variables are lost.
