@@ -500,15 +500,13 @@ async def test_a_killed_owner_leaves_nothing(owner: tuple[subprocess.Popen[str],
     assert "gymhost" not in await asyncio.to_thread(Path("/proc/self/mounts").read_text)
 
 
-async def test_a_keeper_removes_what_one_that_was_killed_left_behind(
-    owner: tuple[subprocess.Popen[str], list[str]], backend: Bubblewrap
-):
+async def test_a_keeper_removes_what_one_that_was_killed_left_behind(owner: tuple[subprocess.Popen[str], list[str]]):
     process, names = owner
     below = processes_of(process.pid)
     for pid in keepers_of(process.pid):
         os.kill(pid, signal.SIGKILL)
     await until(lambda: not any(lives(pid) for pid in below - {process.pid}))
-    assert bool(groups_of(*names)) == ("cgroup" in (await backend.create(SandboxSpec())).limits_in_force["memory"])
+    # Whatever keeper begins next, here or elsewhere on this machine.
     other = Bubblewrap()
     await other.create(SandboxSpec())
     await other.close()
