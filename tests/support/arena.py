@@ -61,7 +61,10 @@ class Arena:
         async with asyncio.timeout(PATIENCE):
             assert await answers(self.beside)
             try:
-                assert await answers(self.attacked)
+                if not await answers(self.attacked):
+                    # What an attack left running may still write to what others write to. Ended, it can't.
+                    await self.attacked.halt()
+                    assert await answers(self.attacked)
                 assert (await self.attacked.run("cat kept")).stdout == KEPT
             except SandboxUnavailable:
                 self.lost = True
