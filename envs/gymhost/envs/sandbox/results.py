@@ -52,8 +52,8 @@ class CommandResult:
 
     @property
     def ok(self) -> bool:
-        """Whether it returned 0, and no limit ended anything."""
-        return self.exit_status == 0 and self.limit is None
+        """Whether it returned 0."""
+        return self.exit_status == 0
 
 
 @dataclass(frozen=True, slots=True)
