@@ -284,3 +284,16 @@ async def test_health_and_reflection_are_served(server: ServerProcess) -> None:
         names = {service.name for service in (await call.read()).list_services_response.service}
         assert names >= {"gymhost.v1.EnvironmentService", "grpc.health.v1.Health"}
         call.cancel()
+
+
+async def test_a_command_that_is_cancelled_in_the_frame_that_brings_it_is_answered(server: ServerProcess) -> None:
+    async with stub_to(server.address) as stub, RawStream(stub) as stream:
+        lane = (await stream.create("test/Async-v0")).lanes[0]
+        await stream.ask(RESET, lane=lane, number=1)
+        for number in (2, 4):
+            stepping = command(STEP, step(600.0).SerializeToString(), lane=lane, number=number)
+            await stream.send(stepping, command(pb.COMMAND_KIND_CANCEL, lane=lane))
+            async with asyncio.timeout(10):
+                assert (await stream.reply()).code == errors.Cancelled.code
+            reply = await stream.ask(STEP, step(0.0).SerializeToString(), lane=lane, number=number + 1)
+            assert observation(reply) == number // 2

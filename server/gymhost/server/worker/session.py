@@ -3,6 +3,7 @@
 import abc
 import asyncio
 import contextlib
+import inspect
 import time
 from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, cast
@@ -350,11 +351,16 @@ class AsyncSession(Session):
             self.host.give_up(self, f"{self._stopped_by.message} and went on when it was cancelled")
 
     def _stop(self, why: errors.Error) -> None:
-        if self._task is not None and not self._task.done():
+        task = self._task
+        if task is not None and not task.done():
             self._stopped_by = why
             self.deadline = time.monotonic() + CANCEL_GRACE
             self.host.watch(self)
-            self._task.cancel()
+            if inspect.getcoroutinestate(cast("Coroutine[Any, Any, None]", task.get_coro())) == inspect.CORO_CREATED:
+                # What is cancelled before it began ends without a word, and nobody would be answered.
+                self.host.loop.call_soon(task.cancel)
+            else:
+                task.cancel()
 
     def _call(
         self, limit: str, seconds: float | None, call: Callable[[], Coroutine[Any, Any, None]], done: Done
