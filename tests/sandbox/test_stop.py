@@ -1,6 +1,7 @@
 """What a stop ends, and what it leaves alone."""
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncGenerator
 
@@ -8,6 +9,9 @@ import pytest
 
 from gymhost.envs.sandbox.sandbox import Sandbox
 from support.sandboxes import BACKENDS, ISOLATING, fresh_sandbox
+
+# How long things sleep that are looked for. Where nothing is isolated, others' processes are seen too.
+LONG, LONGER, LONGEST, ENDLESS = (f"{seconds}.{os.getpid()}" for seconds in (771, 772, 773, 774))
 
 
 @pytest.fixture(params=BACKENDS)
@@ -48,10 +52,10 @@ STUBBORN = {
 @pytest.mark.parametrize("kind", STUBBORN)
 async def test_a_time_limit_ends_all_that_a_command_started(sandbox: Sandbox, kind: str):
     started = time.monotonic()
-    result = await sandbox.run(STUBBORN[kind].format(n="777.1"), timeout=0.5)
+    result = await sandbox.run(STUBBORN[kind].format(n=LONG), timeout=0.5)
     assert result.limit == "time"
     assert time.monotonic() - started < 10
-    assert await running(sandbox, "sleep 777.1") + await running(sandbox, "777.1") == 0
+    assert await running(sandbox, f"sleep {LONG}") + await running(sandbox, LONG) == 0
     assert (await sandbox.run("echo fine")).stdout == "fine\n"
 
 
@@ -59,36 +63,36 @@ async def test_a_time_limit_ends_all_that_a_command_started(sandbox: Sandbox, ki
 async def test_in_a_shell_too(sandbox: Sandbox, kind: str):
     shell = await sandbox.shell()
     started = time.monotonic()
-    result = await shell.run(STUBBORN[kind].format(n="777.1"), timeout=0.5)
+    result = await shell.run(STUBBORN[kind].format(n=LONG), timeout=0.5)
     assert result.limit == "time"
     assert time.monotonic() - started < 20
-    assert await running(sandbox, "sleep 777.1") + await running(sandbox, "777.1") == 0
+    assert await running(sandbox, f"sleep {LONG}") + await running(sandbox, LONG) == 0
     assert (await shell.run("(exit 3)")).exit_status == 3
 
 
 async def test_what_others_started_is_left_alone(sandbox: Sandbox):
     shell, other = await sandbox.shell(), await sandbox.shell()
-    await shell.run("sleep 777.1 & (setsid sleep 777.1 &)")
-    await other.run("sleep 777.1 & (sleep 777.1 &)")
-    await sandbox.run("sleep 777.1 & (setsid sleep 777.1 &)")
+    await shell.run(f"sleep {LONG} & (setsid sleep {LONG} &)")
+    await other.run(f"sleep {LONG} & (sleep {LONG} &)")
+    await sandbox.run(f"sleep {LONG} & (setsid sleep {LONG} &)")
     # Jobs that are older than the command may start more meanwhile.
-    await shell.run("bash -c 'while :; do sleep 777.2 & sleep 0.02; done' &")
+    await shell.run(f"bash -c 'while :; do sleep {LONGER} & sleep 0.02; done' &")
     await asyncio.sleep(0.1)
-    beside = asyncio.create_task(sandbox.run("sleep 777.1 & (sleep 777.1 &); sleep 777.3; exit 6"))
-    while await running(sandbox, "sleep 777.3") == 0:
+    beside = asyncio.create_task(sandbox.run(f"sleep {LONG} & (sleep {LONG} &); sleep {LONGEST}; exit 6"))
+    while await running(sandbox, f"sleep {LONGEST}") == 0:
         pass
     for run in (shell.run, other.run, sandbox.run):
-        result = await run("sleep 777.4 & (setsid sleep 777.4 &); sleep 777.4", timeout=0.3)
+        result = await run(f"sleep {ENDLESS} & (setsid sleep {ENDLESS} &); sleep {ENDLESS}", timeout=0.3)
         assert (result.limit, result.restarted) == ("time", False)
-    assert await running(sandbox, "sleep 777.4") == 0
-    assert await running(sandbox, "sleep 777.1") == 8
-    assert await running(sandbox, "sleep 777.2") > 3
-    assert await running(sandbox, "sleep 777.3") == 1
+    assert await running(sandbox, f"sleep {ENDLESS}") == 0
+    assert await running(sandbox, f"sleep {LONG}") == 8
+    assert await running(sandbox, f"sleep {LONGER}") > 3
+    assert await running(sandbox, f"sleep {LONGEST}") == 1
     beside.cancel()
     with pytest.raises(asyncio.CancelledError):
         await beside
-    assert await running(sandbox, "sleep 777.3") == 0
-    assert await running(sandbox, "sleep 777.1") >= 6
+    assert await running(sandbox, f"sleep {LONGEST}") == 0
+    assert await running(sandbox, f"sleep {LONG}") >= 6
 
 
 @pytest.mark.parametrize(
