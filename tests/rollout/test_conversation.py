@@ -194,7 +194,7 @@ def test_what_was_not_answered_can_be_taken_back_whole() -> None:
 
 def test_lengths_that_differ_are_refused() -> None:
     with pytest.raises(ValueError, match="2 sampled ids came with 1 log-probs"):
-        Row([1]).append_sampled([1, 2], [0.0], [0, 0])
+        Row(prompt_ids=[1]).append_sampled([1, 2], [0.0], [0, 0])
 
 
 def test_observations_that_are_no_conversation_are_refused() -> None:

@@ -10,7 +10,7 @@ from gymhost.rollout import Outcome, Row, Trajectory, Turn, as_text, group_advan
 
 
 def row(prompt: list[int], sampled: list[int], between: list[int], more: list[int]) -> Row:
-    made = Row(prompt)
+    made = Row(prompt_ids=prompt)
     made.append_sampled(sampled, [-0.5] * len(sampled), [1] * len(sampled))
     made.append_environment(between)
     made.append_sampled(more, [-0.25] * len(more), [2] * len(more))
@@ -30,17 +30,20 @@ def trajectory(**changes: Any) -> Trajectory:
             {"role": "tool", "content": [{"type": "text", "text": "Too low."}, {"type": "image", "image": b"x"}]},
         ],
         "token_rows": [row([1, 2], [3], [4, 5], [6, 7])],
-        "turns": [Turn(0, 0, 1, 1, "stop", reward=0.5), Turn(0, 3, 2, 2, "stop", reward=None)],
+        "turns": [
+            Turn(row=0, start=0, tokens=1, policy_version=1, finish_reason="stop", reward=0.5),
+            Turn(row=0, start=3, tokens=2, policy_version=2, finish_reason="stop", reward=None),
+        ],
         "reward": 1.0,
         "rewards": {"won": 1.0, "style": None},
-        "outcome": Outcome("terminated", turn=2),
+        "outcome": Outcome(kind="terminated", turn=2),
         "info": {"score": np.float32(0.5), "nothing": float("nan"), "seen": {1, 2}, "grid": np.zeros(2)},
     }
-    return Trajectory("Guess-v0", **(settings | changes))
+    return Trajectory(env_id="Guess-v0", **(settings | changes))
 
 
 def test_rows_become_padded_arrays() -> None:
-    two = trajectory(token_rows=[row([1], [2], [], [3]), Row([9, 9, 9, 9, 9, 9, 9, 9])])
+    two = trajectory(token_rows=[row([1], [2], [], [3]), Row(prompt_ids=[9] * 8)])
     arrays = pad([trajectory(), trajectory(token_rows=[]), two], pad_id=0)
     assert arrays["input_ids"].tolist() == [[1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 0, 0, 0, 0]]
     assert arrays["attention_mask"].sum(axis=1).tolist() == [7, 3]
@@ -65,7 +68,9 @@ def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:
     path = tmp_path / "rollouts.jsonl"
     made = [
         trajectory(),
-        trajectory(reward=None, outcome=Outcome("failed", None, "environment", "ValueError", "no", 1)),
+        trajectory(
+            reward=None, outcome=Outcome(kind="failed", fault="environment", cause="ValueError", message="no", turn=1)
+        ),
     ]
     assert write_jsonl(path, made[:1]) == 1
     assert write_jsonl(path, made[1:], append=True) == 1
@@ -98,5 +103,8 @@ def test_a_trajectory_reads_well() -> None:
         "policy:  versions [1, 2]",
     ):
         assert part in text
-    failed = trajectory(outcome=Outcome("failed", None, "generator", "GeneratorError", "gone\nmore", 2), reward=None)
+    failed = trajectory(
+        outcome=Outcome(kind="failed", fault="generator", cause="GeneratorError", message="gone\nmore", turn=2),
+        reward=None,
+    )
     assert "outcome: failed in turn 2 (generator: GeneratorError: gone)\nreward:  not known" in as_text(failed)

@@ -37,7 +37,7 @@ class Conversation:
         self.messages = list(messages)
         self.tools = list(tools)
         self._offer = chat.offer(tools)
-        self.rows = [Row(chat.prompt(self.messages, self._offer, {}))]
+        self.rows = [Row(prompt_ids=chat.prompt(self.messages, self._offer, {}))]
         self._sampled: dict[int, Sequence[int]] = {}
         self._calls = 0
         self._last: Extension | None = None
@@ -94,7 +94,7 @@ class Conversation:
         """Adds what `extend` worked out: messages and ids, all of it."""
         self.messages.extend(extension.messages)
         if extension.rewritten:
-            self.rows.append(Row(extension.ids))
+            self.rows.append(Row(prompt_ids=extension.ids))
         else:
             self.row.append_environment(extension.ids)
         self._last = extension

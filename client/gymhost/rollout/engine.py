@@ -152,8 +152,16 @@ class RolloutEngine:
     async def _rollout(self, request: RolloutRequest) -> Trajectory:
         """Plays one rollout, from scratch again after a fault that may pass."""
         for attempt in itertools.count(1):
-            place = (request.env_id, request.task, request.seed, request.split, request.group, request.index)
-            trajectory = Trajectory(*place, attempts=attempt)
+            trajectory = Trajectory(
+                env_id=request.env_id,
+                task=request.task,
+                seed=request.seed,
+                split=request.split,
+                group=request.group,
+                index=request.index,
+                labels=dict(request.labels),
+                attempts=attempt,
+            )
             try:
                 await self._attempt(trajectory, request)
                 return trajectory

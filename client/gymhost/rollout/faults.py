@@ -56,9 +56,11 @@ async def bound(limit: str, seconds: float, fault: Fault) -> AsyncGenerator[None
 def outcome_of(error: Exception, turn: int) -> Outcome:
     """The outcome of a rollout that was ended by an exception in `turn`."""
     if isinstance(error, errors.Cancelled):
-        return Outcome("cancelled", message=str(error), turn=turn)
+        return Outcome(kind="cancelled", message=str(error), turn=turn)
     limit = getattr(error, "limit", None) or None
-    return Outcome("failed", limit, _fault(error), type(error).__name__, str(error), turn)
+    return Outcome(
+        kind="failed", limit=limit, fault=_fault(error), cause=type(error).__name__, message=str(error), turn=turn
+    )
 
 
 def retryable(error: Exception) -> bool:

@@ -75,7 +75,7 @@ class Play:
         except TimeoutError:
             if not scope.expired():
                 raise
-            outcome = Outcome("truncated", "episode_seconds")
+            outcome = Outcome(kind="truncated", limit="episode_seconds")
             healthy = False  # a step may still be running in it
         if outcome.kind == "truncated":
             conversation.drop_unanswered()
@@ -90,32 +90,32 @@ class Play:
         while True:
             room, limit = self._room(conversation)
             if room <= 0:
-                return Outcome("truncated", limit)
+                return Outcome(kind="truncated", limit=limit)
             start = len(conversation.row.completion_ids)
-            turn = Turn(len(conversation.rows) - 1, start, 0, self._generator.policy_version, "")
+            turn = Turn(row=len(conversation.rows) - 1, start=start, policy_version=self._generator.policy_version)
             self._trajectory.turns.append(turn)
             try:
                 generation = await self._generate(conversation, turn, room)
             except PromptTooLong as error:
                 self._trajectory.turns.pop()
-                return Outcome("truncated", "context_tokens", message=str(error))
+                return Outcome(kind="truncated", limit="context_tokens", message=str(error))
             complete = generation.finish_reason != "length"
             message = conversation.add_sampled(generation, complete=complete)
             if not complete:
                 # The model's own context can be smaller than what the budgets allow.
-                return Outcome("truncated", limit if turn.tokens >= room else "context_tokens")
+                return Outcome(kind="truncated", limit=limit if turn.tokens >= room else "context_tokens")
             observation, terminated, truncated, info = await self._step(message, turn)
             messages = as_messages(observation)
             last = limits.turns is not None and len(self._trajectory.turns) >= limits.turns
             if terminated or truncated or last:
                 conversation.messages.extend(messages)
                 limit = str(info.get("limit") or "environment") if truncated else "turns"
-                return Outcome("terminated") if terminated else Outcome("truncated", limit)
+                return Outcome(kind="terminated") if terminated else Outcome(kind="truncated", limit=limit)
             if not messages:
                 raise ValueError("the environment neither ended the episode nor said anything for the model to answer")
             extension = conversation.extend(messages)
             if limit := self._passed(conversation, conversation.tokens_with(extension)):
-                return Outcome("truncated", limit)
+                return Outcome(kind="truncated", limit=limit)
             conversation.add(extension)
 
     async def _generate(self, conversation: Conversation, turn: Turn, room: int) -> Generation:

@@ -23,6 +23,7 @@ class RolloutRequest:
         sampling: How to sample, instead of the engine's setting.
         group: Names the rollouts that share a task and a seed.
         index: The place within the group.
+        labels: Anything that JSON can hold, for the caller to find again in the trajectory.
     """
 
     env_id: str
@@ -34,6 +35,7 @@ class RolloutRequest:
     sampling: Sampling | None = None
     group: str | None = None
     index: int = 0
+    labels: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 def grouped(requests: Iterable[RolloutRequest], size: int) -> list[RolloutRequest]:

@@ -20,7 +20,7 @@ def write_jsonl(path: str | Path, trajectories: Iterable[Trajectory], *, append:
     count = 0
     with Path(path).open("a" if append else "w", encoding="utf-8") as file:
         for trajectory in trajectories:
-            record = {"schema": SCHEMA, **trajectory.as_dict()}
+            record = {"schema": SCHEMA, **trajectory.model_dump(mode="json")}
             file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
             file.flush()
             count += 1
@@ -38,7 +38,7 @@ def read_jsonl(path: str | Path) -> Iterator[Trajectory]:
             try:
                 record: dict[str, Any] = json.loads(line)
                 schema = record.pop("schema")
-                trajectory = Trajectory.from_dict(record) if schema == SCHEMA else None
+                trajectory = Trajectory.model_validate(record) if schema == SCHEMA else None
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ValueError(f"{path}, line {number}: this is no trajectory") from error
             if trajectory is None:

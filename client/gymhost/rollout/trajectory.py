@@ -1,13 +1,15 @@
 """The record of one rollout: token rows, turns, rewards and how it ended.
 
-Nothing here needs more than the standard library, so that stores and viewers can read trajectories on a bare install.
+These are pydantic models: `trajectory.model_dump_json()` and `Trajectory.model_validate_json` are how they are kept.
 """
 
-import dataclasses
 import math
+import time
+import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal, cast
+
+from pydantic import BaseModel, ConfigDict, Field, field_serializer
 
 __all__ = ["Fault", "Outcome", "OutcomeKind", "Row", "Timings", "Trajectory", "Turn"]
 
@@ -18,8 +20,11 @@ ENVIRONMENT_VERSION = -1
 """The policy version of a token that no policy sampled."""
 
 
-@dataclass(slots=True)
-class Row:
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Row(_Record):
     """One training row: a prompt and everything that was appended to it.
 
     `mask` is 1 on sampled tokens and 0 on tokens of the environment, whose log-prob is 0.0 and whose policy version is
@@ -27,10 +32,10 @@ class Row:
     """
 
     prompt_ids: list[int]
-    completion_ids: list[int] = field(default_factory=list[int])
-    mask: list[int] = field(default_factory=list[int])
-    logprobs: list[float] = field(default_factory=list[float])
-    policy_versions: list[int] = field(default_factory=list[int])
+    completion_ids: list[int] = Field(default_factory=list[int])
+    mask: list[int] = Field(default_factory=list[int])
+    logprobs: list[float] = Field(default_factory=list[float])
+    policy_versions: list[int] = Field(default_factory=list[int])
 
     @property
     def ids(self) -> list[int]:
@@ -70,28 +75,32 @@ class Row:
         self.policy_versions.extend(versions)
 
 
-@dataclass(slots=True)
-class Turn:
+class Turn(_Record):
     """One turn: a generation, and the environment's answer to it."""
 
     row: int
     """The index of the row that holds the sampled tokens."""
     start: int
     """Where in that row's completion they begin."""
-    tokens: int
-    policy_version: int
+    tokens: int = 0
+    policy_version: int = 0
     """The version under which the generation began."""
-    finish_reason: str
+    finish_reason: str = ""
     mixed_versions: bool = False
     """Whether the weights changed while this turn was being sampled."""
     reward: float | None = 0.0
     """What the environment paid for this turn; None if it is invalid."""
+    calls: int = 0
+    """How many tools the model called."""
+    generator: str = ""
+    """The name of the generator that sampled it, where there are several."""
+    begun: float = 0.0
+    """Seconds from the beginning of the rollout to that of the turn."""
     generation_seconds: float = 0.0
     environment_seconds: float = 0.0
 
 
-@dataclass(slots=True)
-class Outcome:
+class Outcome(_Record):
     """How a rollout ended."""
 
     kind: OutcomeKind
@@ -116,8 +125,7 @@ class Outcome:
                 return self.kind
 
 
-@dataclass(slots=True)
-class Timings:
+class Timings(_Record):
     """Seconds that a rollout spent, by stage, and within the turns by who was at work."""
 
     queue: float = 0.0
@@ -129,8 +137,7 @@ class Timings:
     environment: float = 0.0
 
 
-@dataclass(slots=True)
-class Trajectory:
+class Trajectory(_Record):
     """The record of one rollout.
 
     `prompt_ids`, `completion_ids`, `mask`, `logprobs` and `policy_versions` are those of the last row; unless the chat
@@ -141,25 +148,31 @@ class Trajectory:
     """
 
     env_id: str
+    id: str = Field(default_factory=lambda: uuid.uuid4().hex)
+    """Unique among all rollouts."""
     task: int | None = None
     seed: int | None = None
     split: str | None = None
     group: str | None = None
     index: int = 0
     """The place within the group."""
-    messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    tools: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    token_rows: list[Row] = field(default_factory=list[Row])
-    turns: list[Turn] = field(default_factory=list[Turn])
+    messages: list[dict[str, Any]] = Field(default_factory=list[dict[str, Any]])
+    tools: list[dict[str, Any]] = Field(default_factory=list[dict[str, Any]])
+    token_rows: list[Row] = Field(default_factory=list[Row])
+    turns: list[Turn] = Field(default_factory=list[Turn])
     reward: float | None = None
     """The sum of what the environment paid; None if it is not known, so never 0.0 for a failure."""
-    rewards: dict[str, float | None] = field(default_factory=dict[str, float | None])
+    rewards: dict[str, float | None] = Field(default_factory=dict[str, float | None])
     """The reward by rubric, None where a rubric could not be computed."""
-    outcome: Outcome = field(default_factory=lambda: Outcome("cancelled"))
-    timings: Timings = field(default_factory=Timings)
+    outcome: Outcome = Field(default_factory=lambda: Outcome(kind="cancelled"))
+    timings: Timings = Field(default_factory=Timings)
+    created: float = Field(default_factory=time.time)
+    """When the rollout began: seconds since 1970."""
+    labels: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """What the request was labelled with."""
     attempts: int = 1
     """How often the rollout was started, faults of the infrastructure being retried from scratch."""
-    info: dict[str, Any] = field(default_factory=dict[str, Any])
+    info: dict[str, Any] = Field(default_factory=dict[str, Any])
     """The environment's last info."""
 
     def __repr__(self) -> str:
@@ -216,23 +229,9 @@ class Trajectory:
         """The training rows: those with at least one sampled token."""
         return [row for row in self.token_rows if any(row.mask)]
 
-    def as_dict(self) -> dict[str, Any]:
-        """The trajectory as what JSON can hold; `info` keeps what JSON can't hold as its repr."""
-        record = dataclasses.asdict(self)
-        record["info"] = _plain(self.info)
-        record["messages"] = _plain(self.messages)
-        return record
-
-    @classmethod
-    def from_dict(cls, record: dict[str, Any]) -> "Trajectory":
-        """Makes a trajectory from what `as_dict` gave."""
-        nested: dict[str, Any] = {
-            "token_rows": [Row(**row) for row in record["token_rows"]],
-            "turns": [Turn(**turn) for turn in record["turns"]],
-            "outcome": Outcome(**record["outcome"]),
-            "timings": Timings(**record["timings"]),
-        }
-        return cls(**{**record, **nested})
+    @field_serializer("info", "messages", "tools", "labels", when_used="json")
+    def _as_json(self, value: Any) -> Any:
+        return _plain(value)
 
 
 def _plain(value: Any) -> Any:
