@@ -12,7 +12,9 @@ from gymhost.client import (
     EnvironmentFault,
     InvalidArgument,
     RemoteServer,
+    ResetNeeded,
     SessionClosed,
+    Unimplemented,
     UnknownEnvironment,
     connect,
 )
@@ -49,6 +51,29 @@ async def test_commands_of_one_session_take_turns(server: ServerProcess) -> None
         await session.reset()
         steps = await asyncio.gather(*(session.step(0.01) for _ in range(10)))
     assert sorted(step[0] for step in steps) == list(range(1, 11))
+
+
+async def test_an_episode_is_scored_apart_from_its_last_step_or_where_it_is_broken_off(server: ServerProcess) -> None:
+    async with connect(server.address) as remote:
+        async with remote.session("gymhost/GuessNumber-v0", low=1, high=1) as session:
+            assert session.evaluates
+            await session.reset(options={"evaluate_apart": True})
+            *_, reward, terminated, _, info = await session.call_tool("guess", {"number": 1})
+            assert (reward, terminated, info["evaluation_due"]) == (0.0, True, True)
+            observation, reward, terminated, truncated, info = await session.evaluate()
+            assert (observation, reward, terminated, truncated) == ([], sum(info["rewards"].values()), True, False)
+            assert reward > 0
+            with pytest.raises(ResetNeeded):
+                await session.evaluate()
+            await session.reset()
+            _, _, terminated, truncated, info = await session.evaluate("turns")
+            assert (terminated, truncated, info["limit"]) == (False, True, "turns")
+        async with remote.session("test/Counter-v0") as session:
+            await session.reset()
+            assert not session.evaluates
+            with pytest.raises(Unimplemented, match="Counter has no `evaluate`"):
+                await session.evaluate()
+            assert (await session.step(1))[0] == 1
 
 
 async def test_a_server_lists_and_describes_what_it_hosts(server: ServerProcess) -> None:

@@ -90,7 +90,7 @@ async def test_any_other_number_changes_nothing_and_is_told_the_last(server: Ser
 async def test_unknown_kinds_and_lanes_are_refused_and_the_stream_goes_on(server: ServerProcess) -> None:
     async with stub_to(server.address) as stub, RawStream(stub) as stream:
         _, lane = await started(stream, "test/Counter-v0")
-        for kind in (15, 99, 1001, 1003, 1005, 2**31 - 1):
+        for kind in (16, 99, 1001, 1003, 1005, 2**31 - 1):
             for where in (0, lane):
                 refused = await stream.ask(kind, b"whatever", lane=where, number=77)
                 assert refused.code == pb.REPLY_CODE_UNIMPLEMENTED
@@ -210,6 +210,10 @@ async def test_tools_and_rendering_have_unary_twins(server: ServerProcess) -> No
         with pytest.raises(grpc.aio.AioRpcError, match="no JSON") as raised:
             await stub.CallTool(pb.CallToolRequest(session_id=made.session_id, sequence=3, command=bad))
         assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        stop = pb.EvaluateCommand(limit="turns")
+        scored = await stub.Evaluate(pb.EvaluateRequest(session_id=made.session_id, sequence=4, command=stop))
+        assert scored.result.result.truncated
+        assert values.decode(scored.result.result.info)["limit"] == "turns"
         await stub.CloseSession(pb.CloseSessionRequest(session_id=made.session_id))
 
         lake = await stub.CreateSession(create("FrozenLake-v1", kwargs=values.encode({"render_mode": "ansi"})))

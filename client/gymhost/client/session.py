@@ -92,6 +92,7 @@ class Made:
         self.metadata: dict[str, Any] = values.decode(response.metadata)
         self.render_mode = response.render_mode or None
         self.conversational = response.conversational
+        self.evaluates = response.evaluates
         self.queued = response.queued_ms / 1000
         self.tools = [tool_dict(tool) for tool in response.tools]
         self.attributes = frozenset(response.attributes)
@@ -197,6 +198,11 @@ class Session:
         return self._opened.conversational
 
     @property
+    def evaluates(self) -> bool:
+        """Whether the environment scores episodes on demand, see `evaluate`."""
+        return self._opened.evaluates
+
+    @property
     def queued(self) -> float:
         """Seconds that the create waited for a place."""
         return self._opened.queued
@@ -270,6 +276,29 @@ class Session:
         command = pb.CallToolCommand(name=name, arguments=json.dumps(arguments))
         reply = await self._command(pb.COMMAND_KIND_CALL_TOOL, command.SerializeToString(), timeout)
         return decode_step_message(parse(pb.CallToolResult, reply).result)
+
+    async def evaluate(self, limit: str | None = None, *, timeout: float | None = None) -> StepResult:
+        """Scores the episode: one that was reset with the option `evaluate_apart` and has ended, or one that ends here.
+
+        Args:
+            limit: The name of the limit of yours that ended the episode, for the info, where the environment did not end it
+                itself.
+            timeout: Seconds after which the server stops the scoring; None leaves it to the environment's own limit.
+
+        Returns:
+            What a last step returns: no observation, the reward that has not been paid yet, how the episode ended, and
+            info with `rewards`.
+
+        Raises:
+            Unimplemented: The environment pays with its steps alone, see `evaluates`.
+            ResetNeeded: There is no episode, or it is scored already.
+            EnvironmentFault: The environment raised; the remote traceback is part of the message.
+            CommandTimeout: A time limit stopped it.
+            SessionError: The session has ended; its subclass says how.
+        """
+        command = pb.EvaluateCommand(limit=limit or "")
+        reply = await self._command(pb.COMMAND_KIND_EVALUATE, command.SerializeToString(), timeout)
+        return decode_step_message(parse(pb.EvaluateResult, reply).result)
 
     async def render(self) -> Any:
         """Renders the environment, as Gymnasium does."""
@@ -357,7 +386,7 @@ class Session:
 
 # -- payloads ----------------------------------------------------------------------------------------------------------
 
-_Result = TypeVar("_Result", pb.ResetResult, pb.StepResult, pb.CallToolResult, pb.RenderResult)
+_Result = TypeVar("_Result", pb.ResetResult, pb.StepResult, pb.CallToolResult, pb.EvaluateResult, pb.RenderResult)
 
 
 def parse(kind: type[_Result], reply: bytes) -> _Result:

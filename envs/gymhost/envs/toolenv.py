@@ -117,6 +117,8 @@ class ToolEnv(gymnasium.Env[Observation, Action]):
     _finished = False
     _characters = 0
     _place: Place | None = None
+    _apart = False
+    _unscored: tuple[list[Rubric], bool, bool] | None = None
     _extra: dict[str, Any] | None = None
 
     def __init__(self, *, task: int | None = None, split: str | None = None) -> None:
@@ -212,7 +214,8 @@ class ToolEnv(gymnasium.Env[Observation, Action]):
 
         Args:
             seed: Seeds the random generator.
-            options: `task`, the index of the task to play, and `split`, which it counts in.
+            options: `task`, the index of the task to play, and `split`, which it counts in. With `evaluate_apart` the
+                last step is not scored: its info has `evaluation_due`, and `evaluate` pays the reward.
 
         Returns:
             The messages that open the conversation, and info with `task` and `split`.
@@ -239,6 +242,20 @@ class ToolEnv(gymnasium.Env[Observation, Action]):
         """
         return self._run(self.astep(action))
 
+    def evaluate(self, limit: str | None = None) -> Step:
+        """Scores the episode: one that has ended unscored (see `reset`), or one that whoever plays it ends here.
+
+        Args:
+            limit: The name of the limit that ended the episode, where the environment did not end it itself.
+
+        Returns:
+            What a last step returns, without messages. It pays what has not been paid yet.
+
+        Raises:
+            ResetNeeded: There is no episode, or it is scored already.
+        """
+        return self._run(self.aevaluate(limit))
+
     def close(self) -> None:
         """Frees what the environment holds. May be called twice."""
         self._run(self.aclose())
@@ -261,6 +278,7 @@ class ToolEnv(gymnasium.Env[Observation, Action]):
         )
         await self.aclose()
         self._state, self._finished, self._extra = "broken", False, None
+        self._apart, self._unscored = bool(options.get("evaluate_apart")), None
         self.turn, self.turns, self.calls = None, 0, 0
         self._held = True
         if self.mcp:
@@ -303,9 +321,30 @@ class ToolEnv(gymnasium.Env[Observation, Action]):
             info |= self._place_info()
             info |= self._extra or {}
         due = [item for item in self._rubrics if ended or item.per_turn]
+        if ended and self._apart:
+            # All that is due in this step, since gates multiply what is scored with them.
+            self._unscored = due, terminated, limit is not None
+            info["evaluation_due"] = True
+            due = []
         reward = (await score(due, self)).into(info) if due else Scores().reward
         self._state = "ended" if ended else "running"
         return observation, reward, terminated, limit is not None, info
+
+    async def aevaluate(self, limit: str | None = None) -> Step:
+        """Scores the episode, as `evaluate` does."""
+        if self._unscored is not None and self._state == "ended":
+            due, terminated, truncated = self._unscored
+            info: dict[str, Any] = {}
+        elif self._state == "running":
+            due, terminated, truncated = [item for item in self._rubrics if not item.per_turn], False, True
+            info = {"limit": limit} if limit else {}
+        else:
+            raise ResetNeeded(_RESET_NEEDED[self._state])
+        self._state, self._unscored = "broken", None
+        info |= self._place_info()
+        reward = (await score(due, self)).into(info)
+        self._state = "ended"
+        return [], reward, terminated, truncated, info
 
     async def aclose(self) -> None:
         """Frees what the environment holds, as `close` does."""
@@ -348,7 +387,9 @@ class ToolEnv(gymnasium.Env[Observation, Action]):
                 cls._rubrics.append(rubric)
         cls._waits = (
             any(inspect.iscoroutinefunction(getattr(cls, hook)) for hook in _HOOKS)
-            or any(getattr(cls, name) is not getattr(ToolEnv, name) for name in ("areset", "astep", "aclose"))
+            or any(
+                getattr(cls, name) is not getattr(ToolEnv, name) for name in ("areset", "astep", "aevaluate", "aclose")
+            )
             or any(tool.is_async for tool in cls._tools.values())
             or any(rubric.is_async for rubric in cls._rubrics)
         )

@@ -63,6 +63,11 @@ class _CommandKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """Sets an attribute; no value in the reply."""
     COMMAND_KIND_CALL: _CommandKind.ValueType  # 14
     """Calls a method; of an attribute that can't be called, gives its value."""
+    COMMAND_KIND_EVALUATE: _CommandKind.ValueType  # 15
+    """Scores an episode at its end. Payload EvaluateCommand, reply EvaluateResult. Only for sessions that say that they evaluate
+    (CreateSessionResponse.evaluates); else the reply is UNIMPLEMENTED. An episode that has ended and is scored, or has not
+    begun, is answered with RESET_NEEDED.
+    """
 
 class CommandKind(_CommandKind, metaclass=_CommandKindEnumTypeWrapper):
     """What a command asks for, and so what its payload is. A kind that the receiver does not know is answered with
@@ -106,6 +111,11 @@ COMMAND_KIND_SET_ATTR: CommandKind.ValueType  # 13
 """Sets an attribute; no value in the reply."""
 COMMAND_KIND_CALL: CommandKind.ValueType  # 14
 """Calls a method; of an attribute that can't be called, gives its value."""
+COMMAND_KIND_EVALUATE: CommandKind.ValueType  # 15
+"""Scores an episode at its end. Payload EvaluateCommand, reply EvaluateResult. Only for sessions that say that they evaluate
+(CreateSessionResponse.evaluates); else the reply is UNIMPLEMENTED. An episode that has ended and is scored, or has not
+begun, is answered with RESET_NEEDED.
+"""
 global___CommandKind = CommandKind
 
 class _ReplyCode:
@@ -852,6 +862,48 @@ class CallToolResult(google.protobuf.message.Message):
 global___CallToolResult = CallToolResult
 
 @typing.final
+class EvaluateCommand(google.protobuf.message.Message):
+    """There are two uses. An episode that was reset with the option `evaluate_apart` ends unscored, with `evaluation_due` in the info
+    of its last step: this command scores it, so that the scoring has a place of its own. And an episode that the client breaks
+    off, since a limit of its own was reached, ends with this command and is scored as it stands.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LIMIT_FIELD_NUMBER: builtins.int
+    limit: builtins.str
+    """The name of the client's limit that ended the episode, which goes into the info; not used where it had ended by itself."""
+    def __init__(
+        self,
+        *,
+        limit: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["limit", b"limit"]) -> None: ...
+
+global___EvaluateCommand = EvaluateCommand
+
+@typing.final
+class EvaluateResult(google.protobuf.message.Message):
+    """What the last step would have returned, were it scored at once: the reward and `rewards` of what was due, and how the episode
+    ended. It pays what the last step did not. No new messages.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RESULT_FIELD_NUMBER: builtins.int
+    @property
+    def result(self) -> global___StepResult: ...
+    def __init__(
+        self,
+        *,
+        result: global___StepResult | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["result", b"result"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["result", b"result"]) -> None: ...
+
+global___EvaluateResult = EvaluateResult
+
+@typing.final
 class RenderResult(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1371,6 +1423,7 @@ class CreateSessionResponse(google.protobuf.message.Message):
     SPEC_FIELD_NUMBER: builtins.int
     BATCHED_OBSERVATION_SPACE_FIELD_NUMBER: builtins.int
     BATCHED_ACTION_SPACE_FIELD_NUMBER: builtins.int
+    EVALUATES_FIELD_NUMBER: builtins.int
     session_id: builtins.str
     """Secret: whoever has it and the identity can drive the session."""
     render_mode: builtins.str
@@ -1380,6 +1433,8 @@ class CreateSessionResponse(google.protobuf.message.Message):
     conversational: builtins.bool
     direct_token: builtins.str
     """Opens the session on the direct path."""
+    evaluates: builtins.bool
+    """Whether the session knows EVALUATE."""
     @property
     def lanes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The session's lanes; one, so far."""
@@ -1428,9 +1483,10 @@ class CreateSessionResponse(google.protobuf.message.Message):
         spec: global___SpecInfo | None = ...,
         batched_observation_space: gymhost.v1.values_pb2.Space | None = ...,
         batched_action_space: gymhost.v1.values_pb2.Space | None = ...,
+        evaluates: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["action_space", b"action_space", "batched_action_space", b"batched_action_space", "batched_observation_space", b"batched_observation_space", "metadata", b"metadata", "observation_space", b"observation_space", "spec", b"spec"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["action_space", b"action_space", "attributes", b"attributes", "batched_action_space", b"batched_action_space", "batched_observation_space", b"batched_observation_space", "conversational", b"conversational", "direct_token", b"direct_token", "lanes", b"lanes", "made_ms", b"made_ms", "metadata", b"metadata", "observation_space", b"observation_space", "queued_ms", b"queued_ms", "render_mode", b"render_mode", "session_id", b"session_id", "spec", b"spec", "tools", b"tools"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["action_space", b"action_space", "attributes", b"attributes", "batched_action_space", b"batched_action_space", "batched_observation_space", b"batched_observation_space", "conversational", b"conversational", "direct_token", b"direct_token", "evaluates", b"evaluates", "lanes", b"lanes", "made_ms", b"made_ms", "metadata", b"metadata", "observation_space", b"observation_space", "queued_ms", b"queued_ms", "render_mode", b"render_mode", "session_id", b"session_id", "spec", b"spec", "tools", b"tools"]) -> None: ...
 
 global___CreateSessionResponse = CreateSessionResponse
 
@@ -1708,6 +1764,46 @@ class RenderResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["result", b"result"]) -> None: ...
 
 global___RenderResponse = RenderResponse
+
+@typing.final
+class EvaluateRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: builtins.int
+    SEQUENCE_FIELD_NUMBER: builtins.int
+    COMMAND_FIELD_NUMBER: builtins.int
+    session_id: builtins.str
+    sequence: builtins.int
+    @property
+    def command(self) -> global___EvaluateCommand: ...
+    def __init__(
+        self,
+        *,
+        session_id: builtins.str = ...,
+        sequence: builtins.int = ...,
+        command: global___EvaluateCommand | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["command", b"command"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["command", b"command", "sequence", b"sequence", "session_id", b"session_id"]) -> None: ...
+
+global___EvaluateRequest = EvaluateRequest
+
+@typing.final
+class EvaluateResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RESULT_FIELD_NUMBER: builtins.int
+    @property
+    def result(self) -> global___EvaluateResult: ...
+    def __init__(
+        self,
+        *,
+        result: global___EvaluateResult | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["result", b"result"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["result", b"result"]) -> None: ...
+
+global___EvaluateResponse = EvaluateResponse
 
 @typing.final
 class ForkRequest(google.protobuf.message.Message):

@@ -129,6 +129,11 @@ class EnvironmentServiceStub(object):
                 request_serializer=gymhost_dot_v1_dot_environments__pb2.RenderRequest.SerializeToString,
                 response_deserializer=gymhost_dot_v1_dot_environments__pb2.RenderResponse.FromString,
                 _registered_method=True)
+        self.Evaluate = channel.unary_unary(
+                '/gymhost.v1.EnvironmentService/Evaluate',
+                request_serializer=gymhost_dot_v1_dot_environments__pb2.EvaluateRequest.SerializeToString,
+                response_deserializer=gymhost_dot_v1_dot_environments__pb2.EvaluateResponse.FromString,
+                _registered_method=True)
         self.Fork = channel.unary_unary(
                 '/gymhost.v1.EnvironmentService/Fork',
                 request_serializer=gymhost_dot_v1_dot_environments__pb2.ForkRequest.SerializeToString,
@@ -257,6 +262,12 @@ class EnvironmentServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Evaluate(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Fork(self, request, context):
         """Makes copies of a session that go on from its present state.
         """
@@ -326,6 +337,11 @@ def add_EnvironmentServiceServicer_to_server(servicer, server):
                     servicer.Render,
                     request_deserializer=gymhost_dot_v1_dot_environments__pb2.RenderRequest.FromString,
                     response_serializer=gymhost_dot_v1_dot_environments__pb2.RenderResponse.SerializeToString,
+            ),
+            'Evaluate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Evaluate,
+                    request_deserializer=gymhost_dot_v1_dot_environments__pb2.EvaluateRequest.FromString,
+                    response_serializer=gymhost_dot_v1_dot_environments__pb2.EvaluateResponse.SerializeToString,
             ),
             'Fork': grpc.unary_unary_rpc_method_handler(
                     servicer.Fork,
@@ -692,6 +708,33 @@ class EnvironmentService(object):
             '/gymhost.v1.EnvironmentService/Render',
             gymhost_dot_v1_dot_environments__pb2.RenderRequest.SerializeToString,
             gymhost_dot_v1_dot_environments__pb2.RenderResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Evaluate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gymhost.v1.EnvironmentService/Evaluate',
+            gymhost_dot_v1_dot_environments__pb2.EvaluateRequest.SerializeToString,
+            gymhost_dot_v1_dot_environments__pb2.EvaluateResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -129,6 +129,11 @@ class EnvironmentServiceStub:
         gymhost.v1.environments_pb2.RenderResponse,
     ]
 
+    Evaluate: grpc.UnaryUnaryMultiCallable[
+        gymhost.v1.environments_pb2.EvaluateRequest,
+        gymhost.v1.environments_pb2.EvaluateResponse,
+    ]
+
     Fork: grpc.UnaryUnaryMultiCallable[
         gymhost.v1.environments_pb2.ForkRequest,
         gymhost.v1.environments_pb2.ForkResponse,
@@ -244,6 +249,11 @@ class EnvironmentServiceAsyncStub:
     Render: grpc.aio.UnaryUnaryMultiCallable[
         gymhost.v1.environments_pb2.RenderRequest,
         gymhost.v1.environments_pb2.RenderResponse,
+    ]
+
+    Evaluate: grpc.aio.UnaryUnaryMultiCallable[
+        gymhost.v1.environments_pb2.EvaluateRequest,
+        gymhost.v1.environments_pb2.EvaluateResponse,
     ]
 
     Fork: grpc.aio.UnaryUnaryMultiCallable[
@@ -386,6 +396,13 @@ class EnvironmentServiceServicer(metaclass=abc.ABCMeta):
         request: gymhost.v1.environments_pb2.RenderRequest,
         context: _ServicerContext,
     ) -> typing.Union[gymhost.v1.environments_pb2.RenderResponse, collections.abc.Awaitable[gymhost.v1.environments_pb2.RenderResponse]]: ...
+
+    @abc.abstractmethod
+    def Evaluate(
+        self,
+        request: gymhost.v1.environments_pb2.EvaluateRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gymhost.v1.environments_pb2.EvaluateResponse, collections.abc.Awaitable[gymhost.v1.environments_pb2.EvaluateResponse]]: ...
 
     @abc.abstractmethod
     def Fork(

@@ -206,6 +206,11 @@ class Service(rpc.EnvironmentServiceServicer):
         reply = await self._command(pb.COMMAND_KIND_RENDER, request, None, context)
         return pb.RenderResponse(result=pb.RenderResult.FromString(reply))
 
+    async def Evaluate(self, request: pb.EvaluateRequest, context: Context) -> pb.EvaluateResponse:  # noqa: N802
+        """EVALUATE as a call."""
+        reply = await self._command(pb.COMMAND_KIND_EVALUATE, request, request.command, context)
+        return pb.EvaluateResponse(result=pb.EvaluateResult.FromString(reply))
+
     async def Fork(self, request: pb.ForkRequest, context: Context) -> pb.ForkResponse:  # noqa: N802
         """FORK as a call."""
         reply = await self._command(pb.COMMAND_KIND_FORK, request, request.command, context)

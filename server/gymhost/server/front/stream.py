@@ -22,7 +22,7 @@ log = logging.getLogger("gymhost.server")
 LARGE = limits.FRAME_BYTES + limits.ENVELOPE
 
 # Of these the front reads the envelope alone.
-RESET, CALL, CANCEL = pb.COMMAND_KIND_RESET, pb.COMMAND_KIND_CALL, pb.COMMAND_KIND_CANCEL
+FIRST, LAST, CANCEL = pb.COMMAND_KIND_RESET, pb.COMMAND_KIND_EVALUATE, pb.COMMAND_KIND_CANCEL
 
 # Frames go out as bytes, as they come from the workers.
 Context = grpc.aio.ServicerContext[pb.InteractRequest, bytes]
@@ -268,7 +268,7 @@ class Streams:
             for command in frame.commands:
                 worker = lanes.get(command.lane)
                 kind = command.kind
-                if worker is not None and (RESET <= kind <= CALL or kind == CANCEL):
+                if worker is not None and (FIRST <= kind <= LAST or kind == CANCEL):
                     batch = batches.get(worker)
                     if batch is None:
                         batch = batches[worker] = pb.InteractRequest()

@@ -65,6 +65,10 @@ def _tool_action(payload: bytes, terms: Terms) -> Any:
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
+def _evaluation_limit(payload: bytes, terms: Terms) -> str | None:
+    return pb.EvaluateCommand.FromString(payload).limit or None
+
+
 class Asked(NamedTuple):
     """What is asked of an attribute.
 
@@ -172,12 +176,36 @@ def _astep(env: Any, action: Any) -> Awaitable[Any]:
     return env.astep(action)
 
 
+def _evaluate(env: Environment, limit: str | None) -> Any:
+    return evaluator(env).evaluate(limit)
+
+
+def _aevaluate(env: Environment, limit: str | None) -> Awaitable[Any]:
+    return evaluator(env).aevaluate(limit)
+
+
+def evaluator(env: Environment) -> Any:
+    """What scores the episodes of an environment.
+
+    Raises:
+        Unimplemented: It scores its steps alone.
+    """
+    innermost: Any = env.unwrapped
+    if not hasattr(innermost, "evaluate"):
+        raise errors.Unimplemented(f"{type(innermost).__name__} has no `evaluate`: what it pays it pays with its steps")
+    return innermost
+
+
 def _step_result(returned: Any) -> bytes:
     return _step_message(returned).SerializeToString()
 
 
 def _tool_result(returned: Any) -> bytes:
     return pb.CallToolResult(result=_step_message(returned)).SerializeToString()
+
+
+def _evaluation_result(returned: Any) -> bytes:
+    return pb.EvaluateResult(result=_step_message(returned)).SerializeToString()
 
 
 def nothing(payload: bytes, terms: Terms) -> None:
@@ -223,4 +251,5 @@ CALLS: dict[int, Call] = {
     pb.COMMAND_KIND_GET_ATTR: Call("step", asked, _read, None, _attribute_result),
     pb.COMMAND_KIND_SET_ATTR: Call("step", asked, _write, None, _attribute_result),
     pb.COMMAND_KIND_CALL: Call("step", asked, _call, _acall, _attribute_result),
+    pb.COMMAND_KIND_EVALUATE: Call("step", _evaluation_limit, _evaluate, _aevaluate, _evaluation_result),
 }

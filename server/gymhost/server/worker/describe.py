@@ -114,6 +114,7 @@ def created(env: Any, made_ms: int, attributes: Sequence[str] = ()) -> pb.Create
             made_ms=made_ms,
             tools=[_tool(tool) for tool in getattr(env.unwrapped, "tools", ())],
             conversational=isinstance(env.action_space, Message),
+            evaluates=hasattr(env.unwrapped, "evaluate"),
             attributes=attributes,
             spec=_spec(env),
         )

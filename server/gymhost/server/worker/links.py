@@ -19,7 +19,7 @@ from gymhost.wire.limits import ENVELOPE, MAX_QUEUED
 if TYPE_CHECKING:
     from gymhost.server.worker.host import Host
 
-_FIRST, _LAST = pb.COMMAND_KIND_RESET, pb.COMMAND_KIND_CALL
+_FIRST, _LAST = pb.COMMAND_KIND_RESET, pb.COMMAND_KIND_EVALUATE
 
 
 class FrontLink(asyncio.Protocol):
