@@ -1,46 +1,298 @@
-"""Trajectories in files of JSON lines."""
+"""Trajectories kept in a folder: appended as they finish, safe against crashes, and read by resuming and by viewers.
 
+A store is three files: `run.json` (the schema's version and the settings of the run), `trajectories.jsonl` (one
+trajectory a line) and `pieces.jsonl` (the texts of the token ids that occur, as they first did).
+"""
+
+import contextlib
+import io
 import json
-from collections.abc import Iterable, Iterator
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, NamedTuple, Self
 
-from gymhost.rollout.trajectory import Trajectory
+from pydantic import ValidationError
+from pydantic_core import from_json
 
-__all__ = ["read_jsonl", "write_jsonl"]
+from gymhost.rollout.pieces import pieces
+from gymhost.rollout.plain import plain
+from gymhost.rollout.trajectory import SCHEMA, Trajectory
 
-SCHEMA = 1
+__all__ = ["RolloutKey", "Store", "StoreError"]
+
+logger = logging.getLogger(__name__)
+
+_RUN = "run.json"
+_TRAJECTORIES = "trajectories.jsonl"
+_PIECES = "pieces.jsonl"
+_LOCK = "lock"
+_HEAD = 4096  # bytes of a line, in which what tells one rollout from another nearly always is
 
 
-def write_jsonl(path: str | Path, trajectories: Iterable[Trajectory], *, append: bool = False) -> int:
-    """Writes trajectories, one a line, and returns how many.
+class StoreError(Exception):
+    """A folder is no store, is in use, or holds what can't be read."""
 
-    Each line is flushed as it is written, so a run that is cut off leaves all but its last line whole.
+
+class RolloutKey(NamedTuple):
+    """What tells the rollouts of a run apart."""
+
+    env_id: str
+    split: str | None
+    task: int | None
+    seed: int | None
+    group: str | None
+    index: int
+
+
+class Store:
+    """A folder of trajectories; made by `create` and `open`.
+
+        with Store.create("runs/1", settings={"env": "gymhost/GuessNumber-v0"}) as store:
+            async for trajectory in engine.run(requests):
+                store.append(trajectory, tokenizer)
+
+    One store at a time writes to a folder; any number may read it meanwhile, each seeing what was whole when it looked.
+
+    Attributes:
+        path: The folder.
+        settings: What the run was made with, as JSON has it.
     """
-    count = 0
-    with Path(path).open("a" if append else "w", encoding="utf-8") as file:
-        for trajectory in trajectories:
-            record = {"schema": SCHEMA, **trajectory.model_dump(mode="json")}
-            file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
-            file.flush()
-            count += 1
-    return count
 
+    def __init__(self, path: Path, settings: dict[str, Any], writer: "_Writer | None") -> None:
+        self.path = path
+        self.settings = settings
+        self._writer = writer
 
-def read_jsonl(path: str | Path) -> Iterator[Trajectory]:
-    """Reads what `write_jsonl` wrote.
+    @classmethod
+    def create(cls, path: str | Path, settings: Mapping[str, Any] | None = None) -> Self:
+        """Makes a new store and opens it for writing.
 
-    Raises:
-        ValueError: A line is no trajectory, or of a later schema than this version knows.
-    """
-    with Path(path).open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
+        Args:
+            path: The folder. It is made if it is not there.
+            settings: What the run is made with, for whoever reads or resumes it; kept as JSON.
+
+        Raises:
+            StoreError: The folder holds a store already, or anything else.
+        """
+        path = Path(path)
+        path.mkdir(parents=True, exist_ok=True)
+        if (path / _RUN).exists():
+            raise StoreError(f"{path} holds a store already: resume it, or name another folder")
+        if any(entry.name != _LOCK for entry in path.iterdir()):
+            raise StoreError(f"{path} is not empty, and holds no store: name another folder")
+        writer = _Writer(path)
+        try:
+            kept = plain(dict(settings or {}))
+            run = {"schema": SCHEMA, "created": time.time(), "settings": kept}
+            half = path / f"{_RUN}.new"
+            half.write_text(json.dumps(run, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+            half.replace(path / _RUN)
+        except BaseException:
+            writer.close()
+            raise
+        return cls(path, kept, writer)
+
+    @classmethod
+    def open(cls, path: str | Path, *, writing: bool = False) -> Self:
+        """Opens a store that is there.
+
+        Args:
+            path: The folder.
+            writing: Whether to append to it, as resuming a run does. A line that a crash left half written is cut off.
+
+        Raises:
+            StoreError: The folder holds no store, or one of a later schema; or another is writing to it.
+        """
+        path = Path(path)
+        try:
+            run: dict[str, Any] = json.loads((path / _RUN).read_text(encoding="utf-8"))
+            schema, settings = int(run["schema"]), dict(run["settings"])
+        except FileNotFoundError:
+            raise StoreError(f"{path} is no store of rollouts: it has no {_RUN}") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise StoreError(f"{path} is no store of rollouts: its {_RUN} can't be read") from error
+        if schema > SCHEMA:
+            raise StoreError(f"{path} has schema {schema}, this version of gymhost reads up to {SCHEMA}: update it")
+        return cls(path, settings, _Writer(path) if writing else None)
+
+    def append(self, trajectory: Trajectory, tokenizer: Any = None) -> None:
+        """Adds a trajectory, which is in the file when this returns.
+
+        Args:
+            trajectory: What to keep.
+            tokenizer: The tokenizer of its ids. With one, the texts of ids that had not occurred are kept too.
+
+        Raises:
+            StoreError: The store was opened for reading, or is closed.
+            OSError: The file can't be written, say as the disk is full; the store stays as it was.
+        """
+        if self._writer is None:
+            raise StoreError(f"{self.path} is open for reading alone: open it with writing=True")
+        if tokenizer is not None:
+            self._writer.note(trajectory, tokenizer)
+        self._writer.append(_TRAJECTORIES, trajectory.model_dump_json())
+
+    def __iter__(self) -> Iterator[Trajectory]:
+        """The trajectories, in the order in which they were appended.
+
+        Raises:
+            StoreError: A line is no trajectory; it is named.
+        """
+        for number, line in enumerate(_lines(self.path / _TRAJECTORIES), 1):
             try:
-                record: dict[str, Any] = json.loads(line)
-                schema = record.pop("schema")
-                trajectory = Trajectory.model_validate(record) if schema == SCHEMA else None
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise ValueError(f"{path}, line {number}: this is no trajectory") from error
-            if trajectory is None:
-                raise ValueError(f"{path}, line {number}: schema {schema}, this version of gymhost reads {SCHEMA}")
+                trajectory = Trajectory.model_validate_json(line)
+            except ValidationError as error:
+                raise StoreError(f"{self.path / _TRAJECTORIES}, line {number}: this is no trajectory") from error
             yield trajectory
+
+    def __len__(self) -> int:
+        return sum(1 for _ in _lines(self.path / _TRAJECTORIES))
+
+    def done(self) -> set[RolloutKey]:
+        """Returns what need not be made again when the run is resumed: all that is here and was not cancelled.
+
+        A rollout that was asked for without a task has here the one that the environment drew.
+
+        Raises:
+            StoreError: A line is no trajectory; it is named.
+        """
+        found: set[RolloutKey] = set()
+        for number, line in enumerate(_lines(self.path / _TRAJECTORIES), 1):
+            try:
+                # Token ids, which make a line long, come after what is needed here.
+                head: dict[str, Any] = from_json(line[:_HEAD], allow_partial=True)
+                if "messages" not in head:
+                    head = from_json(line)
+                if head["outcome"]["kind"] != "cancelled":
+                    found.add(RolloutKey(*(head[name] for name in RolloutKey._fields)))
+            except (ValueError, KeyError, TypeError) as error:
+                raise StoreError(f"{self.path / _TRAJECTORIES}, line {number}: this is no trajectory") from error
+        return found
+
+    @property
+    def pieces(self) -> dict[int, str]:
+        """The text of each token id that occurs, as far as trajectories were appended with a tokenizer.
+
+        Raises:
+            StoreError: The file can't be read.
+        """
+        return _read_pieces(self.path)
+
+    def close(self) -> None:
+        """Ends the writing, so that another may begin. The store can still be read."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Store {self.path}>"
+
+
+class _Writer:
+    """The one who may append to a store."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stack = contextlib.ExitStack()
+        try:
+            self._lock()
+            self._files: dict[str, io.FileIO] = {}
+            for name in (_PIECES, _TRAJECTORIES):
+                self._files[name] = self._stack.enter_context(io.FileIO(path / name, "a+"))
+                _cut_half_line(path / name, self._files[name])
+            self._known = set(_read_pieces(path))
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def _lock(self) -> None:
+        try:
+            import fcntl
+        except ImportError:  # there is none on Windows
+            return
+        file = self._stack.enter_context(io.FileIO(self._path / _LOCK, "a+"))
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            owner = file.read(32).decode("ascii", "replace").strip()
+            raise StoreError(f"{self._path} is being written by another run (process {owner or 'unknown'})") from None
+        except OSError as error:
+            logger.warning("%s can't be locked (%s): see to it that one run at a time writes to it", self._path, error)
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n".encode())
+
+    def note(self, trajectory: Trajectory, tokenizer: Any) -> None:
+        """Keeps the texts of the ids that had not occurred."""
+        new: set[int] = set()
+        for row in trajectory.token_rows:
+            new.update(row.prompt_ids, row.completion_ids)
+        new -= self._known
+        if new:
+            self.append(_PIECES, json.dumps(plain(pieces(tokenizer, sorted(new))), ensure_ascii=False))
+            self._known |= new
+
+    def append(self, name: str, line: str) -> None:
+        """Adds a line: all of it or nothing."""
+        file = self._files[name]
+        end = file.seek(0, os.SEEK_END)
+        left = memoryview(line.encode() + b"\n")
+        try:
+            while left:
+                left = left[file.write(left) :]
+        except BaseException:
+            file.truncate(end)
+            raise
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """The whole lines of a file; none if it is not there."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        for line in file:
+            if line.endswith(b"\n"):  # the last one may be being written
+                yield line
+
+
+def _cut_half_line(path: Path, file: io.FileIO) -> None:
+    end = file.seek(0, os.SEEK_END)
+    start = end
+    while start:
+        block = max(0, start - 65536)
+        file.seek(block)
+        place = file.read(start - block).rfind(b"\n")
+        if place >= 0:
+            start = block + place + 1
+            break
+        start = block
+    if start < end:
+        logger.warning("%s ended in half a line, which a crash left: %d bytes are cut off", path, end - start)
+        file.truncate(start)
+
+
+def _read_pieces(path: Path) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for number, line in enumerate(_lines(path / _PIECES), 1):
+        try:
+            found.update({int(token_id): str(text) for token_id, text in json.loads(line).items()})
+        except (ValueError, AttributeError) as error:
+            raise StoreError(f"{path / _PIECES}, line {number}: these are no texts of token ids") from error
+    return found

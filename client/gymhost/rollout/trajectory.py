@@ -1,23 +1,36 @@
 """The record of one rollout: token rows, turns, rewards and how it ended.
 
 These are pydantic models: `trajectory.model_dump_json()` and `Trajectory.model_validate_json` are how they are kept.
+JSON has no numbers that are not finite: such a reward becomes null, which is how a reward that is not known is told.
 """
 
 import math
 import time
 import uuid
-from collections.abc import Sequence
-from typing import Any, Literal, cast
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_serializer
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 
-__all__ = ["Fault", "Outcome", "OutcomeKind", "Row", "Timings", "Trajectory", "Turn"]
+from gymhost.rollout.plain import plain, text
+
+__all__ = ["SCHEMA", "Fault", "Outcome", "OutcomeKind", "Row", "Timings", "Trajectory", "Turn"]
+
+SCHEMA = 1
+"""The version of what these models are written as."""
 
 OutcomeKind = Literal["terminated", "truncated", "failed", "cancelled"]
 Fault = Literal["environment", "infrastructure", "generator"]
 
 ENVIRONMENT_VERSION = -1
 """The policy version of a token that no policy sampled."""
+
+
+# What environments and models say: JSON in UTF-8 must hold it, whatever it is.
+_Text = Annotated[str, PlainSerializer(text, return_type=str, when_used="json")]
+_Plain = PlainSerializer(plain, when_used="json")
+_Dict = Annotated[dict[str, Any], _Plain]
+_Dicts = Annotated[list[dict[str, Any]], _Plain]
 
 
 class _Record(BaseModel):
@@ -30,6 +43,8 @@ class Row(_Record):
     `mask` is 1 on sampled tokens and 0 on tokens of the environment, whose log-prob is 0.0 and whose policy version is
     -1. The four lists below `prompt_ids` grow together, through the two methods, and are never of different lengths.
     """
+
+    model_config = ConfigDict(ser_json_inf_nan="strings")  # a log-prob must stay what it was, even an infinite one
 
     prompt_ids: list[int]
     completion_ids: list[int] = Field(default_factory=list[int])
@@ -228,23 +243,3 @@ class Trajectory(_Record):
     def rows(self) -> list[Row]:
         """The training rows: those with at least one sampled token."""
         return [row for row in self.token_rows if any(row.mask)]
-
-    @field_serializer("info", "messages", "tools", "labels", when_used="json")
-    def _as_json(self, value: Any) -> Any:
-        return _plain(value)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return repr(float(value))
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in cast(dict[Any, Any], value).items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in cast(list[Any], value)]
-    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a NumPy scalar
-        return _plain(value.item())
-    if hasattr(value, "tolist"):
-        return _plain(value.tolist())
-    return repr(value)

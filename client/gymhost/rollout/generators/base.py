@@ -1,14 +1,34 @@
 """What a generator is: prompt token ids in, sampled token ids with their log-probs out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
-__all__ = ["Generation", "Generator", "GeneratorError", "PromptTooLong", "Sampling"]
+__all__ = [
+    "ChatGenerator",
+    "Generation",
+    "Generator",
+    "GeneratorError",
+    "GeneratorGone",
+    "InFlight",
+    "PromptTooLong",
+    "Response",
+    "Sampling",
+    "Updatable",
+]
+
+InFlight = Literal["wait", "cut", "keep"]
+"""What becomes of the requests in flight when the weights change: "wait" lets them end first; "cut" ends them with what
+they have sampled, for the caller to go on from under the new weights; "keep" lets them go on across the change, so that
+what they return is marked as mixed."""
 
 
 class GeneratorError(Exception):
     """A generator failed or died; the rollout may be tried again."""
+
+
+class GeneratorGone(GeneratorError):
+    """The generator does not answer any more; another one may."""
 
 
 class PromptTooLong(GeneratorError):
@@ -39,8 +59,9 @@ class Sampling:
 class Generation:
     """What was sampled.
 
-    `logprobs` are those of the distribution that was sampled from, one for each token. `finish_reason` is "stop", or
-    "length" if `max_tokens` cut it off.
+    `logprobs` are those of the distribution that was sampled from, one for each token. `finish_reason` is "stop";
+    "length" if `max_tokens` ended it; or "cut" if a change of weights or an abort ended it early: then it holds what
+    was sampled so far, perhaps nothing, and whoever asked goes on from there with another request.
     """
 
     token_ids: Sequence[int]
@@ -52,6 +73,8 @@ class Generation:
     """Whether the weights changed on the way."""
     token_versions: Sequence[int] | None = field(default=None)
     """The version of each token, where a generator knows that they differ; else all are of `policy_version`."""
+    generator: str = ""
+    """The name of the generator that sampled it."""
 
     @property
     def versions(self) -> Sequence[int]:
@@ -61,7 +84,15 @@ class Generation:
 
 @runtime_checkable
 class Generator(Protocol):
-    """Turns prompt token ids into sampled token ids. It may be used from one event loop at a time."""
+    """Turns prompt token ids into sampled token ids. It may be used from one event loop at a time.
+
+    One that can tell whether it is well also has `async def healthy(self) -> bool`, which a pool asks.
+    """
+
+    @property
+    def name(self) -> str:
+        """What tells it from others in a pool and in what it sampled."""
+        ...
 
     @property
     def policy_version(self) -> int:
@@ -71,6 +102,8 @@ class Generator(Protocol):
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str) -> Generation:
         """Samples one completion. Cancelling the await aborts the work.
 
+        How long it may take is the caller's to say: it waits while the weights are changed.
+
         Args:
             prompt_ids: The whole context.
             sampling: How to sample.
@@ -79,10 +112,115 @@ class Generator(Protocol):
 
         Raises:
             PromptTooLong: The context is too long for the model.
+            GeneratorGone: The generator does not answer any more.
             GeneratorError: The generator failed; another try may succeed.
         """
         ...
 
     async def aclose(self) -> None:
         """Frees what the generator holds. Generations in flight fail."""
+        ...
+
+
+@runtime_checkable
+class Updatable(Generator, Protocol):
+    """A generator whose weights can be changed while rollouts are in flight."""
+
+    async def update(
+        self, weights: Any, version: int, *, in_flight: InFlight = "wait", patience: float = 300.0
+    ) -> None:
+        """Changes the weights: pauses, loads, forgets what older weights have cached, and goes on.
+
+        Requests that come meanwhile wait. If it fails the generator is as before, or refuses to sample until an update
+        succeeds; it never samples with weights of an unknown version.
+
+        Args:
+            weights: A model of `torch`, a mapping of names to tensors (a state dict), or the path of a folder with
+                safetensors files.
+            version: Their version.
+            in_flight: What becomes of the requests in flight.
+            patience: With "wait", after how many seconds those that are still in flight are cut.
+
+        Raises:
+            GeneratorError: The weights could not be changed.
+        """
+        ...
+
+    async def pause(self, in_flight: InFlight = "wait", *, patience: float = 300.0) -> None:
+        """Lets no request begin, and returns once those in flight have ended, or with "keep" stand still.
+
+        Raises:
+            GeneratorError: The generator could not be paused; it goes on.
+        """
+        ...
+
+    async def load(self, weights: Any, version: int) -> None:
+        """Changes the weights of a generator that is paused, and forgets what older ones have cached.
+
+        Raises:
+            GeneratorError: The weights could not be changed.
+        """
+        ...
+
+    async def resume(self) -> None:
+        """Lets requests begin again, and those that stand still go on.
+
+        Raises:
+            GeneratorError: The generator did not resume.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class Response:
+    """What a chat endpoint answered: an assistant message, without the ids that it was sampled as."""
+
+    message: Mapping[str, Any]
+    """With `content` (text), and where there are any `reasoning_content` and `tool_calls`, as `Chat.parse` gives
+    them."""
+    finish_reason: str = "stop"
+    """Either "stop", or "length" if a limit of tokens ended it."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@runtime_checkable
+class ChatGenerator(Protocol):
+    """Answers conversations without saying in what tokens: good for evaluation, and nothing to train on."""
+
+    @property
+    def name(self) -> str:
+        """What tells it from others."""
+        ...
+
+    @property
+    def policy_version(self) -> int:
+        """The version of the model, as far as anybody counts."""
+        ...
+
+    async def respond(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        sampling: Sampling,
+        *,
+        request_id: str,
+    ) -> Response:
+        """Answers a conversation. Cancelling the await drops the request.
+
+        Args:
+            messages: The conversation.
+            tools: What may be called: name, description, parameters.
+            sampling: How to sample; token ids in it mean nothing here.
+            request_id: Unique among the requests in flight; what stands before the last "/" names the rollout.
+
+        Raises:
+            PromptTooLong: The conversation is too long for the model.
+            GeneratorGone: Nobody answers.
+            GeneratorError: The endpoint failed; another try may succeed.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Closes the connections."""
         ...

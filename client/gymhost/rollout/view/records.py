@@ -9,8 +9,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from gymhost.rollout.trajectory import Row, Trajectory
 
@@ -54,7 +53,7 @@ def line(trajectory: Trajectory) -> dict[str, Any]:
 def conversation(trajectory: Trajectory) -> dict[str, Any]:
     """What was said and done, and what it was worth."""
     shown = {"messages", "tools", "turns", "rewards", "outcome", "timings", "created", "labels", "info"}
-    return trajectory.model_dump(mode="json", include=shown)
+    return _plain(trajectory.model_dump(mode="json", include=shown))
 
 
 def tokens(trajectory: Trajectory) -> list[dict[str, Any]]:
@@ -80,24 +79,27 @@ def _row(row: Row) -> dict[str, Any]:
 
 def as_json(value: Any) -> str:
     """JSON that can stand in a script element: no character in it ends the element, or a line of JavaScript."""
-    text = json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", _dumps(_plain(value)))
 
 
 def packed(value: Any) -> str:
     """JSON, deflated, in base64, which can stand in a script element too."""
-    text = json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     # A lone surrogate, which a model's bytes can leave in a text, is no UTF-8.
-    return base64.b64encode(zlib.compress(text.encode("utf-8", "replace"))).decode("ascii")
+    return base64.b64encode(zlib.compress(_dumps(value).encode("utf-8", "replace"))).decode("ascii")
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def _plain(value: Any) -> Any:
+    """The value without floats that JSON does not have."""
     if isinstance(value, float):
         return _finite(value)
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+        return {str(key): _plain(item) for key, item in cast(dict[Any, Any], value).items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in cast(list[Any], value)]
     return value
 
 
