@@ -17,6 +17,7 @@ class Contender:
         client: What follows `python -m` to run its client; address, sessions or copies, and seconds are added.
         most: The most sessions that it plays with; None for no limit.
         peer: The virtual environment that it runs in; None for the project's.
+        slow: Whether it runs the tools of all rollouts one by one.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Contender:
     client: tuple[str, ...]
     most: int | None = None
     peer: str | None = None
+    slow: bool = False
 
     def plays(self, sessions: int) -> bool:
         """Whether it plays with as many sessions."""
@@ -154,3 +156,33 @@ SANDBOXES = (
     Cell(Contender(DOCKER_EXEC, None, _sandbox("bare", "docker-exec")), 1),
     *_operations("docker"),
 )
+
+
+# -- Rollouts ----------------------------------------------------------------------------------------------------------
+
+ENGINE, ENGINE_GRPC = "gymhost engine", "gymhost engine over gRPC"
+ENGINE_LOCAL = "gymhost engine, environments in its process"
+LOCK_STEP, UNDELAYED = "lock-step batches", "no overhead at all (computed)"
+TRL, TRL_ASYNC = "TRL's tool loop", "TRL's tool loop, async tools"
+
+
+def _plays(variant: str) -> tuple[str, ...]:
+    return ("tests.benchmarks.rollout_client", variant)
+
+
+_ENGINE = Contender(ENGINE, "rollouts", _plays("engine"))
+_TRL = Contender(TRL, None, ("tests.benchmarks.rollout_trl", "sync"), slow=True)
+_TRL_ASYNC = Contender(TRL_ASYNC, None, ("tests.benchmarks.rollout_trl", "async"), slow=True)
+
+# By part. With one call a turn TRL's loop runs async tools one by one too: one of the two stands for both where it takes
+# minutes.
+ROLLOUTS = {
+    "slots": (_ENGINE, Contender(LOCK_STEP, "rollouts", _plays("lock-step")), _TRL_ASYNC),
+    "turn": (_ENGINE, _TRL, _TRL_ASYNC),
+    "overhead": (
+        Contender(ENGINE_LOCAL, None, _plays("local")),
+        _ENGINE,
+        Contender(ENGINE_GRPC, "rollouts", _plays("engine-grpc")),
+        _TRL,
+    ),
+}

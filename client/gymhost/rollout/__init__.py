@@ -7,13 +7,14 @@ Example:
         ...
 """
 
-from gymhost.rollout.arrays import group_advantages, pad
+from gymhost.rollout.advantages import group_advantages
+from gymhost.rollout.arrays import as_tensors, pack, pad
 from gymhost.rollout.chat import Chat
 from gymhost.rollout.engine import RolloutEngine
 from gymhost.rollout.generators.base import Generation, Generator, GeneratorError, PromptTooLong, Sampling
 from gymhost.rollout.requests import Concurrency, Limits, RolloutRequest, grouped
 from gymhost.rollout.sessions import Session, Source
-from gymhost.rollout.store import read_jsonl, write_jsonl
+from gymhost.rollout.store import RolloutKey, Store, StoreError, rollout_key
 from gymhost.rollout.text import as_text
 from gymhost.rollout.trajectory import Outcome, Row, Timings, Trajectory, Turn
 
@@ -27,18 +28,22 @@ __all__ = [
     "Outcome",
     "PromptTooLong",
     "RolloutEngine",
+    "RolloutKey",
     "RolloutRequest",
     "Row",
     "Sampling",
     "Session",
     "Source",
+    "Store",
+    "StoreError",
     "Timings",
     "Trajectory",
     "Turn",
+    "as_tensors",
     "as_text",
     "group_advantages",
     "grouped",
+    "pack",
     "pad",
-    "read_jsonl",
-    "write_jsonl",
+    "rollout_key",
 ]

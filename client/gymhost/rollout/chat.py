@@ -4,8 +4,10 @@ import logging
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
+from gymhost.rollout.content import text_only
 from gymhost.rollout.extras import require
-from gymhost.rollout.guard import GuardedTokenizer
+from gymhost.rollout.guard import GuardedTokenizer, as_text
+from gymhost.rollout.template import Parser, TemplateRenderer
 
 __all__ = ["Chat", "Message", "Tool"]
 
@@ -21,17 +23,28 @@ Offer = list[dict[str, Any]] | None
 class Chat:
     """Renders prompts, parses what was sampled, and extends a conversation without touching what is there.
 
+    The renderer is the one that the `renderers` package has for the model's family. Where it knows none, the chat
+    template of the tokenizer is used, and the log says what was assumed: see `gymhost.rollout.template`.
+
     Args:
         tokenizer: The model's tokenizer.
         config: A configuration of the `renderers` package, such as `Qwen3RendererConfig()`. Without one the renderer is
-            chosen by the tokenizer's `name_or_path`; a model in a local folder needs one.
+            chosen by the tokenizer's `name_or_path`; a model in a local folder, which goes by no name, is only known
+            with one. `DefaultRendererConfig()` asks for the chat template.
+        parser: For a model whose chat template is used: reads the text of a turn into a `renderers.ParsedResponse`.
+            By default it is read in Hermes' way (`<tool_call>{json}</tool_call>`, `<think>`).
+
+    Raises:
+        ValueError: No renderer is known and the tokenizer has no chat template, or a parser was given for a model whose
+            renderer parses.
+        NotImplementedError: The configuration asks for what only the renderer of a known family can do.
     """
 
-    def __init__(self, tokenizer: Any, config: Any = None) -> None:
-        renderers = require("renderers", "rollout")
+    def __init__(self, tokenizer: Any, config: Any = None, parser: Parser | None = None) -> None:
         self.tokenizer = tokenizer
         self._guard = GuardedTokenizer(tokenizer)
-        self._renderer: Any = renderers.create_renderer(self._guard, config)
+        self._renderer: Any = _renderer_of(self._guard, config, parser)
+        self._template = self._renderer if isinstance(self._renderer, TemplateRenderer) else None
         self._prompts: dict[Hashable, tuple[int, ...]] = {}
         self.stop_token_ids: tuple[int, ...] = tuple(self._renderer.get_stop_token_ids())
 
@@ -46,15 +59,15 @@ class Chat:
             messages: The conversation.
             offer: What the model may call.
             sampled: For each index of an assistant message in `messages`, the ids that it was parsed from.
+
+        Raises:
+            CannotRender: The model can't be shown one of the messages.
         """
         key = None if sampled else _key(messages, offer)
         if key is not None and key in self._prompts:
             return list(self._prompts[key])
-        rendered = [
-            self._own_words(message, sampled[i]) if i in sampled else self._guard.guard(message)
-            for i, message in enumerate(messages)
-        ]
-        ids: list[int] = list(self._renderer.render_ids(rendered, tools=offer, add_generation_prompt=True))
+        guarded = self._guarded(messages, sampled)
+        ids: list[int] = list(self._renderer.render_ids(guarded, tools=offer, add_generation_prompt=True))
         if key is not None:
             if len(self._prompts) >= _REMEMBERED:
                 self._prompts.clear()
@@ -62,15 +75,34 @@ class Chat:
         return ids
 
     def extension(
-        self, prompt_ids: list[int], sampled_ids: list[int], messages: Sequence[Message], offer: Offer
+        self,
+        history: Sequence[Message],
+        sampled: Mapping[int, Sequence[int]],
+        context: list[int],
+        messages: Sequence[Message],
+        offer: Offer,
     ) -> list[int] | None:
-        """The ids that follow `prompt_ids + sampled_ids` when `messages` are added; None if the renderer can't say."""
-        guarded = [self._guard.guard(message) for message in messages]
-        bridged = self._renderer.bridge_to_next_turn(prompt_ids, sampled_ids, guarded, tools=offer)
+        """The ids that follow the context when messages are added; None if they can't be appended to what is there.
+
+        Args:
+            history: The conversation, which ends with a turn of the model.
+            sampled: For each index of an assistant message in `history`, the ids that it was parsed from.
+            context: The ids of the conversation, which end with those of that turn.
+            messages: What is new.
+            offer: What the model may call.
+
+        Raises:
+            CannotRender: The model can't be shown one of the messages.
+        """
+        turn = list(sampled[len(history) - 1])
+        prompt_ids = context[: len(context) - len(turn)]
+        guarded = self._guarded(messages, {})
+        if self._template is not None:
+            return self._template.extension(self._guarded(history, sampled), prompt_ids, turn, guarded, offer)
+        bridged = self._renderer.bridge_to_next_turn(prompt_ids, turn, guarded, tools=offer)
         if bridged is None:
             return None
         ids: list[int] = list(getattr(bridged, "token_ids", bridged))
-        context = prompt_ids + sampled_ids
         return ids[len(context) :] if ids[: len(context)] == context else None
 
     def parse(self, sampled_ids: list[int], prompt_ids: list[int], offer: Offer, first_call: int) -> Message:
@@ -97,7 +129,7 @@ class Chat:
             message["tool_calls"] = [
                 self._parsed_call(call, f"call_{first_call + i}") for i, call in enumerate(parsed.tool_calls)
             ]
-        return message
+        return as_text(message)
 
     @staticmethod
     def _parsed_call(call: Any, call_id: str) -> Message:
@@ -106,18 +138,44 @@ class Chat:
         well_formed = name and str(call.status) in ("ok", "unknown_tool")
         return _call(call.id or call_id, name, call.arguments if well_formed else call.raw)
 
+    def _guarded(self, messages: Sequence[Message], sampled: Mapping[int, Sequence[int]]) -> list[Message]:
+        """Messages as the renderer is to be given them."""
+        return [
+            self._own_words(message, sampled[i]) if i in sampled else self._guard.guard(text_only(message))
+            for i, message in enumerate(messages)
+        ]
+
     def _own_words(self, message: Message, sampled_ids: Sequence[int]) -> Message:
         """An assistant message as it is to be rendered again: calls that no template can take become text."""
         calls: list[dict[str, Any]] = message.get("tool_calls") or []
         broken = [call["function"] for call in calls if not _is_well_formed(call["function"])]
+        if self._template is not None:
+            words = self._template.own_words(message, sampled_ids, broken=bool(broken))
+            if words is not None:
+                return words
         if broken:
             texts = [str(message["content"]), *(str(function["arguments"]) for function in broken)]
             message = {**message, "content": "\n".join(text for text in texts if text)}
             message["tool_calls"] = [call for call in calls if _is_well_formed(call["function"])]
             if not message["tool_calls"]:
                 del message["tool_calls"]
-        # Control tokens that the model sampled are its own; those that it only spelled (say, quoting a tool) stay text.
-        return self._guard.guard(message, keep=self._guard.spellings(sampled_ids))
+        # Control tokens that the model sampled are its own, apart from the one that ended its turn; those that it only
+        # spelled (say, quoting a tool) stay text.
+        ended = bool(sampled_ids) and sampled_ids[-1] in self.stop_token_ids
+        return self._guard.guard(message, keep=self._guard.spellings(sampled_ids[:-1] if ended else sampled_ids))
+
+
+def _renderer_of(tokenizer: GuardedTokenizer, config: Any, parser: Parser | None) -> Any:
+    renderers = require("renderers", "rollout")
+    known: Any = require("renderers.base", "rollout").MODEL_RENDERER_MAP
+    auto = isinstance(config, renderers.AutoRendererConfig) and config.thinking_retention is None
+    if (config is None or auto) and getattr(tokenizer, "name_or_path", "") not in known:
+        config = renderers.DefaultRendererConfig()
+    if isinstance(config, renderers.DefaultRendererConfig):
+        return TemplateRenderer(tokenizer, config, parser)
+    if parser is not None:
+        raise ValueError("this model's renderer parses what it says: a parser is for models that are not known")
+    return renderers.create_renderer(tokenizer, config)
 
 
 def _key(messages: Sequence[Message], offer: Offer) -> Hashable | None:

@@ -79,10 +79,8 @@ class Conversation:
 
     def extend(self, messages: Sequence[Message]) -> Extension:
         """Works out what `messages` add after the last sampled turn, without adding it."""
-        sampled = list(self._sampled[len(self.messages) - 1])
         context = self.row.ids
-        prompt = context[: len(context) - len(sampled)]
-        ids = self._chat.extension(prompt, sampled, messages, self._offer)
+        ids = self._chat.extension(self.messages, self._sampled, context, messages, self._offer)
         if ids is not None:
             return Extension(list(messages), ids, rewritten=False)
         whole = self._chat.prompt([*self.messages, *messages], self._offer, self._sampled)

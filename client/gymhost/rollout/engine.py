@@ -17,6 +17,7 @@ from gymhost.rollout.play import Play
 from gymhost.rollout.requests import Concurrency, Limits, RolloutRequest
 from gymhost.rollout.sessions import Lease, Sessions, Source
 from gymhost.rollout.trajectory import Timings, Trajectory
+from gymhost.rollout.turnstile import Turnstile
 
 __all__ = ["RolloutEngine"]
 
@@ -69,6 +70,7 @@ class RolloutEngine:
         self._init = asyncio.Semaphore(self.concurrency.init)
         self._run = asyncio.Semaphore(self.concurrency.run)
         self._eval = asyncio.Semaphore(self.concurrency.eval)
+        self._turnstile = Turnstile()
         self._numbers = itertools.count()
         self._thread: LoopThread | None = None
 
@@ -196,7 +198,16 @@ class RolloutEngine:
             async with self._stage(self._run, timings, "run"):
                 sampling = request.sampling or self.sampling
                 name = f"{id(self):x}-{next(self._numbers)}"
-                play = Play(self._chat, self.generator, lease.session, trajectory, self.limits, sampling, name)
+                play = Play(
+                    self._chat,
+                    self.generator,
+                    lease.session,
+                    trajectory,
+                    self.limits,
+                    sampling,
+                    name,
+                    self._turnstile,
+                )
                 healthy = await play.run(observation, info)
         finally:
             async with self._stage(self._eval, timings, "eval"):

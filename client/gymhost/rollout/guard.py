@@ -7,15 +7,19 @@ model reads the same characters, made of ordinary tokens.
 """
 
 import functools
+import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["GuardedTokenizer"]
+__all__ = ["GuardedTokenizer", "as_said", "as_text"]
 
 # A noncharacter of Unicode: it is set aside for internal use and never stands in text that is to be exchanged.
 MARKER = "\ufdd0"
 REPLACEMENT = "\ufffd"
+
+# No tokenizer takes half of a surrogate pair, which a model can write in JSON as "\\ud800".
+_NO_TEXT = re.compile(f"[{MARKER}\ud800-\udfff]")
 
 _SHORT = 256
 _REMEMBERED = 8192
@@ -31,6 +35,7 @@ class GuardedTokenizer:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self.controls = _control_spellings(tokenizer)
+        self._control_ids = frozenset(self.controls.values())
         self._patterns: dict[frozenset[str], re.Pattern[str] | None] = {}
         # A renderer encodes the same short pieces of its template over and over, and a tokenizer's call costs 0.1 ms
         # whatever its length.
@@ -41,23 +46,16 @@ class GuardedTokenizer:
         return getattr(self._tokenizer, name)
 
     def guard(self, value: Any, keep: frozenset[str] = frozenset()) -> Any:
-        """Breaks the spellings in a text, or in all texts in lists and the values of mappings.
+        """Breaks the spellings in a text, or in all texts in lists and mappings.
 
         Args:
             value: What to guard; anything that is no text, list or mapping is returned as it is.
             keep: Spellings to leave as they are, since they stand for control tokens that the model itself sampled.
         """
-        if isinstance(value, str):
-            return self._guard_text(value, keep)
-        if isinstance(value, Mapping):
-            return {key: self.guard(item, keep) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType]
-        if isinstance(value, list):
-            return [self.guard(item, keep) for item in value]  # pyright: ignore[reportUnknownVariableType]
-        return value
+        return in_texts(value, lambda text: self._guard_text(text, keep))
 
     def _guard_text(self, text: str, keep: frozenset[str]) -> str:
-        if MARKER in text:
-            text = text.replace(MARKER, REPLACEMENT)
+        text = _NO_TEXT.sub(REPLACEMENT, text)
         pattern = self._pattern(keep)
         if pattern is None:
             return text
@@ -113,6 +111,44 @@ class GuardedTokenizer:
         """The spellings of the control tokens among `ids`."""
         present = set(ids)
         return frozenset(text for text, token in self.controls.items() if token in present)
+
+    def read(self, ids: Sequence[int]) -> str:
+        """The text of sampled ids, guarded: only what is a control token in them is spelled like one."""
+        sampled = self.spellings(ids)
+        text = self._decode(ids)
+        if sum(map(text.count, sampled)) == sum(token in self._control_ids for token in ids):
+            return self._guard_text(text, sampled)
+        # Some are spelled too. They are told apart run by run, which is not the rule since decoders may look at
+        # neighbours.
+        runs = itertools.groupby(ids, key=self._control_ids.__contains__)
+        return "".join(
+            self._decode(list(run)) if control else self._guard_text(self._decode(list(run)), frozenset())
+            for control, run in runs
+        )
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def in_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Changes a text, or all texts in lists and mappings, whose keys may be a tool's as well."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {in_texts(key, change): in_texts(item, change) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, list):
+        return [in_texts(item, change) for item in value]  # pyright: ignore[reportUnknownVariableType]
+    return value
+
+
+def as_said(value: Any) -> Any:
+    """What was guarded, as it was before."""
+    return in_texts(value, lambda text: text.replace(MARKER, ""))
+
+
+def as_text(value: Any) -> Any:
+    """What a model wrote, without what is no text."""
+    return in_texts(value, lambda text: _NO_TEXT.sub(REPLACEMENT, text))
 
 
 def _control_spellings(tokenizer: Any) -> dict[str, int]:

@@ -17,10 +17,10 @@ def pieces(tokenizer: Any, token_ids: Iterable[int]) -> dict[int, str]:
 
 
 def piece(tokenizer: Any, token_id: int) -> str:
-    """Returns the text that a token stands for within a longer text, so with the space that it begins with.
+    r"""Returns the text that a token stands for within a longer text, so with the space that it begins with.
 
     Control tokens are given as they are spelled. Bytes that are no text on their own, such as a part of an emoji, are
-    given like `\\xf0\\x9f`, and ids that no token has like `[151900]`.
+    given like `\xf0\x9f`, and ids that no token has like `[151900]`.
 
     Args:
         tokenizer: A tokenizer of transformers.

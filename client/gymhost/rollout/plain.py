@@ -39,7 +39,7 @@ def plain(value: Any, depth: int = _DEPTH) -> Any:
     if isinstance(value, int):
         return int(value)
     if isinstance(value, bytes | bytearray | memoryview):
-        return data_url(bytes(value))
+        return data_url(bytes(cast(bytes, value)))
     if isinstance(value, dict | list | tuple) and depth == 0:
         return text(repr(cast(object, value)))
     if isinstance(value, dict):

@@ -12,6 +12,7 @@ from gymhost.rollout.generators.base import Generation, Generator, GeneratorErro
 from gymhost.rollout.requests import Limits
 from gymhost.rollout.sessions import Session
 from gymhost.rollout.trajectory import Outcome, Trajectory, Turn
+from gymhost.rollout.turnstile import Turnstile
 
 __all__ = ["Play"]
 
@@ -27,6 +28,7 @@ class Play:
         limits: What ends the episode.
         sampling: How to sample.
         name: Names the rollout towards the generator.
+        turnstile: What is passed before each generation.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Play:
         limits: Limits,
         sampling: Sampling,
         name: str,
+        turnstile: Turnstile,
     ) -> None:
         self._chat = chat
         self._generator = generator
@@ -48,6 +51,7 @@ class Play:
         self._sampling = sampling
         self._turn_tokens = min(limits.turn_tokens, sampling.max_tokens)
         self._name = name
+        self._turnstile = turnstile
 
     async def run(self, observation: Any, info: dict[str, Any]) -> bool:
         """Plays to the end.
@@ -71,7 +75,7 @@ class Play:
         healthy = True
         try:
             async with scope:
-                outcome = await self._turns(conversation)
+                outcome = await self._turns(conversation, scope)
         except TimeoutError:
             if not scope.expired():
                 raise
@@ -85,12 +89,14 @@ class Play:
         trajectory.reward = None if None in paid else sum(reward for reward in paid if reward is not None)
         return healthy
 
-    async def _turns(self, conversation: Conversation) -> Outcome:
+    async def _turns(self, conversation: Conversation, scope: asyncio.Timeout) -> Outcome:
         limits = self._limits
         while True:
             room, limit = self._room(conversation)
             if room <= 0:
                 return Outcome(kind="truncated", limit=limit)
+            if self._turnstile.shut:
+                await self._turnstile.passed(scope)
             start = len(conversation.row.completion_ids)
             turn = Turn(row=len(conversation.rows) - 1, start=start, policy_version=self._generator.policy_version)
             self._trajectory.turns.append(turn)
@@ -125,13 +131,16 @@ class Play:
             sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, room, self._stop, sampling.seed
         )
         request_id = f"{self._name}/{len(self._trajectory.turns)}"
+        self._turnstile.generating += 1
         try:
             async with bound("generation_seconds", self._limits.generation_seconds, "generator"):
                 generation = await self._sample(conversation.row.ids, sampling, request_id)
         finally:
+            self._turnstile.generating -= 1
             turn.generation_seconds = time.perf_counter() - begun
             self._trajectory.timings.generation += turn.generation_seconds
         turn.tokens = len(generation.token_ids)
+        self._turnstile.tokens += turn.tokens
         turn.policy_version = generation.policy_version
         turn.mixed_versions = generation.mixed_versions
         turn.finish_reason = generation.finish_reason
@@ -164,8 +173,9 @@ class Play:
         trajectory.info = info
         rewards: dict[str, Any] = info.get("rewards") or {}
         trajectory.rewards.update({name: _finite(value) for name, value in rewards.items()})
-        if trajectory.task is None:
-            trajectory.task = info.get("task")
+        task = info.get("task")
+        if trajectory.task is None and isinstance(task, int):  # an info may hold anything under that name
+            trajectory.task = task
 
     def _room(self, conversation: Conversation) -> tuple[int, str]:
         """How many tokens the next turn may sample, and the name of the limit that says so."""
@@ -174,6 +184,7 @@ class Play:
         for limit, used in (
             ("completion_tokens", conversation.completion_tokens),
             ("context_tokens", conversation.context_tokens),
+            ("sampled_tokens", self._trajectory.sampled_tokens),
         ):
             budget: int | None = getattr(limits, limit)
             if budget is not None and budget - used < room:

@@ -1,7 +1,7 @@
 """What is asked of the engine: rollouts, the limits that they run under, and how many at once."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from gymhost.rollout.generators.base import Sampling
@@ -64,9 +64,10 @@ class Limits:
     Args:
         turns: Turns of the model.
         turn_tokens: Tokens that the model may sample in one turn.
+        sampled_tokens: Tokens that the model may sample in all turns together, in whatever rows they are.
         completion_tokens: Tokens after the first prompt, those of the environment included.
         context_tokens: Tokens in all, the prompt included: the context of the model.
-        episode_seconds: Time for all turns together.
+        episode_seconds: Time for all turns together, but for that which the engine is paused.
 
     Bounds on single acts make a rollout fail:
 
@@ -80,6 +81,7 @@ class Limits:
 
     turns: int | None = None
     turn_tokens: int = 512
+    sampled_tokens: int | None = None
     completion_tokens: int | None = None
     context_tokens: int | None = None
     episode_seconds: float | None = None
@@ -90,10 +92,10 @@ class Limits:
     retries: int = 2
 
     def __post_init__(self) -> None:
-        for name in ("turns", "turn_tokens", "completion_tokens", "context_tokens", "episode_seconds", "step_seconds"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"the limit {name} must be above 0, not {value}")
+        for name, value in asdict(self).items():
+            least = "0 or more" if name == "retries" else "above 0"
+            if value is not None and (value < 0 or (value == 0 and name != "retries")):
+                raise ValueError(f"the limit {name} must be {least}, not {value}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +105,8 @@ class Concurrency:
     Args:
         init: Sessions being opened and reset.
         run: Rollouts that take turns.
-        eval: Sessions being evaluated and closed.
-        ahead: Rollouts that may be ready and waiting for a place in `run`, so that it is never empty.
+        eval: Sessions being evaluated, and given back or closed.
+        ahead: Rollouts that may be begun before there is a place in `run` for them, so that it is never empty.
     """
 
     init: int = 32
@@ -112,7 +114,13 @@ class Concurrency:
     eval: int = 64
     ahead: int = 32
 
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            least = 0 if name == "ahead" else 1
+            if value < least:
+                raise ValueError(f"Concurrency.{name} must be {least} or more, not {value}")
+
     @property
     def in_flight(self) -> int:
-        """How many rollouts may have begun and not ended."""
+        """How many rollouts may have begun and not ended, in all stages together."""
         return self.run + self.ahead + self.eval

@@ -1,14 +1,19 @@
 """Where the engine has its sessions from: anything with the async session API, with or without reuse."""
 
+import asyncio
+import logging
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+from gymhost.rollout.faults import bound
 from gymhost.rollout.requests import RolloutRequest
 from gymhost.wire import errors
 
 __all__ = ["Lease", "Session", "Sessions", "Source"]
+
+logger = logging.getLogger(__name__)
 
 
 class Session(Protocol):
@@ -57,11 +62,15 @@ class Sessions:
         reuse: Whether a session is kept for the next episode of the same environment, which is then begun by a reset
             with the task among its options. Cheaper than a new one each, and as good as the environment's reset is. A
             session that failed is thrown away.
+        close_seconds: How long closing one may take.
+        closing: How many may be closed at once.
     """
 
-    def __init__(self, source: Source, *, reuse: bool = True) -> None:
+    def __init__(self, source: Source, *, reuse: bool = True, close_seconds: float = 60.0, closing: int = 64) -> None:
         self._source = source
         self._reuse = reuse
+        self._close_seconds = close_seconds
+        self._closing = asyncio.Semaphore(closing)
         self._idle: dict[tuple[Any, ...], list[Lease]] = {}
 
     async def begin(self, request: RolloutRequest) -> tuple[Lease, Any, dict[str, Any]]:
@@ -94,21 +103,26 @@ class Sessions:
         return await lease.session.reset(seed=request.seed, options=options or None)
 
     async def end(self, lease: Lease, *, healthy: bool) -> None:
-        """Takes a session back: keeps it for the next episode, or closes it."""
+        """Takes a session back: keeps it for the next episode, or closes it.
+
+        A session that can't be closed is logged: its lease will end it.
+        """
         if healthy and self._reuse:
             self._idle.setdefault(lease.key, []).append(lease)
             return
         try:
-            await lease.manager.__aexit__(None, None, None)
+            async with self._closing, bound("eval_seconds", self._close_seconds, "infrastructure"):
+                await lease.manager.__aexit__(None, None, None)
         except (errors.SessionError, errors.ServerUnavailable):
             pass  # what is lost need not be closed
+        except Exception:
+            logger.warning("a session could not be closed; its lease will end it", exc_info=True)
 
     async def aclose(self) -> None:
         """Closes the sessions that wait for a next episode."""
-        while self._idle:
-            _, leases = self._idle.popitem()
-            for lease in leases:
-                await self.end(lease, healthy=False)
+        idle = [lease for leases in self._idle.values() for lease in leases]
+        self._idle.clear()
+        await asyncio.gather(*(self.end(lease, healthy=False) for lease in idle))
 
 
 def _frozen(value: Any) -> Any:

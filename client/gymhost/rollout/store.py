@@ -13,16 +13,18 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self, cast
 
 from pydantic import ValidationError
 from pydantic_core import from_json
 
+from gymhost.rollout.parquet import write_parquet
 from gymhost.rollout.pieces import pieces
 from gymhost.rollout.plain import plain
+from gymhost.rollout.requests import RolloutRequest
 from gymhost.rollout.trajectory import SCHEMA, Trajectory
 
-__all__ = ["RolloutKey", "Store", "StoreError"]
+__all__ = ["RolloutKey", "Store", "StoreError", "rollout_key"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,15 +39,15 @@ class StoreError(Exception):
     """A folder is no store, is in use, or holds what can't be read."""
 
 
-class RolloutKey(NamedTuple):
-    """What tells the rollouts of a run apart."""
+RolloutKey = tuple[str, str | None, int | None, int | None, str | None, int]
+"""What tells the rollouts of a run apart: env_id, split, task, seed, group and index."""
 
-    env_id: str
-    split: str | None
-    task: int | None
-    seed: int | None
-    group: str | None
-    index: int
+_KEY = ("env_id", "split", "task", "seed", "group", "index")
+
+
+def rollout_key(item: RolloutRequest | Trajectory) -> RolloutKey:
+    """Returns what tells a rollout, made or asked for, from the others of its run."""
+    return item.env_id, item.split, item.task, item.seed, item.group, item.index
 
 
 class Store:
@@ -155,6 +157,9 @@ class Store:
     def done(self) -> set[RolloutKey]:
         """Returns what need not be made again when the run is resumed: all that is here and was not cancelled.
 
+            done = store.done()
+            left = [request for request in requests if rollout_key(request) not in done]
+
         A rollout that was asked for without a task has here the one that the environment drew.
 
         Raises:
@@ -168,7 +173,7 @@ class Store:
                 if "messages" not in head:
                     head = from_json(line)
                 if head["outcome"]["kind"] != "cancelled":
-                    found.add(RolloutKey(*(head[name] for name in RolloutKey._fields)))
+                    found.add(cast(RolloutKey, tuple(head[name] for name in _KEY)))
             except (ValueError, KeyError, TypeError) as error:
                 raise StoreError(f"{self.path / _TRAJECTORIES}, line {number}: this is no trajectory") from error
         return found
@@ -181,6 +186,15 @@ class Store:
             StoreError: The file can't be read.
         """
         return _read_pieces(self.path)
+
+    def to_parquet(self, path: str | Path) -> int:
+        """Writes the trajectories into a Parquet file, as `write_parquet` does, and returns how many.
+
+        Raises:
+            StoreError: A line is no trajectory; it is named.
+            ImportError: pyarrow is not installed.
+        """
+        return write_parquet(path, self)
 
     def close(self) -> None:
         """Ends the writing, so that another may begin. The store can still be read."""

@@ -7,7 +7,7 @@ JSON has no numbers that are not finite: such a reward becomes null, which is ho
 import math
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
@@ -119,13 +119,13 @@ class Outcome(_Record):
     """How a rollout ended."""
 
     kind: OutcomeKind
-    limit: str | None = None
+    limit: _Text | None = None
     """Truncated: the name of the limit that ended it."""
     fault: Fault | None = None
     """Failed: whose fault it was."""
     cause: str | None = None
     """Failed: the name of the exception's type."""
-    message: str = ""
+    message: _Text = ""
     turn: int = 0
     """The number of turns that were begun, so the turn that failed if one did; 0 is before the first."""
 
@@ -168,26 +168,26 @@ class Trajectory(_Record):
     task: int | None = None
     seed: int | None = None
     split: str | None = None
-    group: str | None = None
+    group: _Text | None = None
     index: int = 0
     """The place within the group."""
-    messages: list[dict[str, Any]] = Field(default_factory=list[dict[str, Any]])
-    tools: list[dict[str, Any]] = Field(default_factory=list[dict[str, Any]])
-    token_rows: list[Row] = Field(default_factory=list[Row])
-    turns: list[Turn] = Field(default_factory=list[Turn])
+    outcome: Outcome = Field(default_factory=lambda: Outcome(kind="cancelled"))
     reward: float | None = None
     """The sum of what the environment paid; None if it is not known, so never 0.0 for a failure."""
-    rewards: dict[str, float | None] = Field(default_factory=dict[str, float | None])
+    rewards: dict[_Text, float | None] = Field(default_factory=dict[str, float | None])
     """The reward by rubric, None where a rubric could not be computed."""
-    outcome: Outcome = Field(default_factory=lambda: Outcome(kind="cancelled"))
-    timings: Timings = Field(default_factory=Timings)
     created: float = Field(default_factory=time.time)
     """When the rollout began: seconds since 1970."""
-    labels: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """What the request was labelled with."""
     attempts: int = 1
     """How often the rollout was started, faults of the infrastructure being retried from scratch."""
-    info: dict[str, Any] = Field(default_factory=dict[str, Any])
+    timings: Timings = Field(default_factory=Timings)
+    messages: _Dicts = Field(default_factory=list[dict[str, Any]])
+    tools: _Dicts = Field(default_factory=list[dict[str, Any]])
+    turns: list[Turn] = Field(default_factory=list[Turn])
+    token_rows: list[Row] = Field(default_factory=list[Row])
+    labels: _Dict = Field(default_factory=dict[str, Any])
+    """What the request was labelled with."""
+    info: _Dict = Field(default_factory=dict[str, Any])
     """The environment's last info."""
 
     def __repr__(self) -> str:
@@ -196,8 +196,13 @@ class Trajectory(_Record):
 
     @property
     def valid(self) -> bool:
-        """Whether there is a reward to learn from."""
-        return self.reward is not None
+        """Whether there is a reward to learn from: a number, and a finite one."""
+        return self.reward is not None and math.isfinite(self.reward)
+
+    @property
+    def trainable(self) -> bool:
+        """Whether there are token ids to learn from: a chat endpoint gives none."""
+        return any(any(row.mask) for row in self.token_rows)
 
     @property
     def rewritten(self) -> bool:
@@ -209,6 +214,16 @@ class Trajectory(_Record):
         """Whether more than one policy version sampled this rollout."""
         versions = {turn.policy_version for turn in self.turns}
         return len(versions) > 1 or any(turn.mixed_versions for turn in self.turns)
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The lowest policy version that sampled a part of it; None if nothing was sampled."""
+        return min(self._versions(), default=None)
+
+    @property
+    def newest_version(self) -> int | None:
+        """The highest policy version that sampled a part of it; None if nothing was sampled."""
+        return max(self._versions(), default=None)
 
     @property
     def sampled_tokens(self) -> int:
@@ -243,3 +258,7 @@ class Trajectory(_Record):
     def rows(self) -> list[Row]:
         """The training rows: those with at least one sampled token."""
         return [row for row in self.token_rows if any(row.mask)]
+
+    def _versions(self) -> set[int]:
+        versions = {turn.policy_version for turn in self.turns if turn.tokens}
+        return versions.union(*(row.policy_versions for row in self.token_rows)) - {ENVIRONMENT_VERSION}

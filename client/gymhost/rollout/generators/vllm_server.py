@@ -1,177 +1,280 @@
-"""Sampling by vLLM servers over HTTP: token ids in, token ids and log-probs out."""
+"""Sampling by a vLLM server over HTTP: token ids in, token ids and log-probs out."""
 
 import asyncio
+import contextlib
 import logging
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from gymhost.rollout.extras import require
-from gymhost.rollout.generators.base import Generation, GeneratorError, PromptTooLong, Sampling
+from gymhost.rollout.generators.base import (
+    Generation,
+    GeneratorError,
+    GeneratorGone,
+    InFlight,
+    PromptTooLong,
+    Sampling,
+)
+from gymhost.rollout.generators.updates import Updates, WeightsRefused
+from gymhost.rollout.generators.weight_sync import DiskWeights, WeightSync
 
 __all__ = ["VllmServerGenerator"]
 
 logger = logging.getLogger(__name__)
 
-_REMEMBERED_ROLLOUTS = 65536
-_PROBE_SECONDS = 2.0
-_PROBES_MISSED = 2
+_CONNECT_SECONDS = 10.0
+_CONTROL_SECONDS = 60.0
+_HEALTH_SECONDS = 5.0
+_CERTAIN = -1e-6
 
 
-class _Server:
-    """One server: its connections, its load, and whether it is alive."""
+class VllmServerGenerator(Updates):
+    """Samples with one vLLM server (`vllm serve`); several make a `GeneratorPool`.
 
-    def __init__(self, url: str, client: Any) -> None:
-        self.url = url
-        self.client = client
-        self.alive = True
-        self.load = 0
-        """Tokens in flight: prompts, and what may still be sampled."""
-        self.calls: set[asyncio.Task[Any]] = set()
-        self.model: str | None = None
-        self.longest: int | None = None
-        self.missed = 0
+    The server should be started with `--logprobs-mode processed_logprobs`, and for changes of weights with the
+    environment variable VLLM_SERVER_DEV_MODE=1. How long a generation may take is the caller's to say.
 
-    async def probe(self) -> bool:
-        """Asks for the server's health."""
-        try:
-            return (await self.client.get("/health", timeout=_PROBE_SECONDS)).status_code == 200
-        except require("httpx", "rollout").HTTPError:
-            return False
-
-    async def learn(self, model: str | None) -> None:
-        """Asks once for the model's name and length."""
-        if self.model is not None:
-            return
-        response = await self.client.get("/v1/models", timeout=30.0)
-        response.raise_for_status()
-        models = response.json()["data"]
-        served = next((entry for entry in models if model in (None, entry["id"])), None)
-        if served is None:
-            raise GeneratorError(f"{self.url} serves {[entry['id'] for entry in models]}, not {model}")
-        self.longest = served.get("max_model_len")
-        self.model = served["id"]
-
-    def leave(self) -> None:
-        """Takes the server for dead: its requests go elsewhere."""
-        if self.alive:
-            logger.warning("the vLLM server %s does not answer; its requests go to others", self.url)
-        self.alive = False
-        for call in self.calls:
-            call.cancel()
-
-
-class VllmServerGenerator:
-    """Samples with one vLLM server or several (`vllm serve`, started with `--logprobs-mode processed_logprobs`).
-
-    A rollout begins at the server with the fewest tokens in flight and stays there, where its prefix is cached, as long
-    as the server is alive. A server that refuses connections or misses two health checks is left within seconds; its
-    requests are sent to others, from their token ids, and it is used again once it is well.
+    A change of weights is exact in what version sampled which token, but for `in_flight="keep"`: vLLM does not say how
+    far a request had come, so that such generations are marked as mixed, under the version that they began with.
 
     Args:
-        urls: The servers, such as "http://gpu3:8000".
-        model: The name under which the model is served; without one the first that a server names.
-        api_key: The servers' key.
-        policy_version: The version of their weights; set it whenever they change.
+        url: The server, such as "http://gpu3:8000".
+        model: The name under which the model is served; without one the first that the server names.
+        api_key: The server's key.
+        policy_version: The version of its weights; set it when somebody else has changed them.
+        name: What tells it from others; without one the URL.
+        sync: How new weights get there; without one only weights in a folder that the server sees can be loaded.
     """
 
     def __init__(
         self,
-        urls: str | Sequence[str],
+        url: str,
         *,
         model: str | None = None,
         api_key: str | None = None,
         policy_version: int = 0,
+        name: str | None = None,
+        sync: WeightSync | None = None,
     ) -> None:
-        httpx = require("httpx", "rollout")
-        self._httpx = httpx
-        self.policy_version = policy_version
-        self._model = model
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        timeout = httpx.Timeout(None, connect=10.0)  # how long a generation may take is the engine's to say
+        super().__init__()
+        self._httpx = require("httpx", "rollout")
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.name = name or self.url
+        self.sync: WeightSync = sync or DiskWeights()
+        self._client = self._httpx.AsyncClient(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            limits=self._httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            timeout=self._httpx.Timeout(None, connect=_CONNECT_SECONDS),
+            trust_env=False,
+        )
+        self._wanted = model
+        self._model: str | None = None
+        self._longest: int | None = None
+        self._learning = asyncio.Lock()
+        self._checked_logprobs = False
+        self._version = policy_version
+        self._changes = 0  # of weights under requests in flight
+        self._as_started = True  # no weights but those that the server was started with
+        self._unfit: str | None = None
 
-        def client(url: str) -> Any:
-            return httpx.AsyncClient(
-                base_url=url.rstrip("/"), headers=headers, limits=limits, timeout=timeout, trust_env=False
-            )
+    @property
+    def policy_version(self) -> int:
+        """The version of the weights; set it when somebody else has changed them."""
+        return self._version
 
-        self._servers = [_Server(url, client(url)) for url in ([urls] if isinstance(urls, str) else urls)]
-        if not self._servers:
-            raise ValueError("a vLLM server generator needs the URL of a server")
-        self._homes: OrderedDict[str, _Server] = OrderedDict()
-        self._watch: asyncio.Task[None] | None = None
+    @policy_version.setter
+    def policy_version(self, version: int) -> None:
+        if version != self._version:
+            self._changes += 1
+            self._as_started = False
+        self._version = version
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str) -> Generation:
-        """Samples one completion; cancelling the await drops the connection, on which the server aborts."""
-        if self._watch is None:
-            self._watch = asyncio.create_task(self._watch_health())
-        rollout = request_id.rpartition("/")[0] or request_id
-        for _ in range(len(self._servers) + 1):
-            server = self._choose(rollout)
-            cost = len(prompt_ids) + sampling.max_tokens
-            server.load += cost
-            call = asyncio.create_task(self._request(server, list(prompt_ids), sampling, request_id))
-            server.calls.add(call)
-            try:
-                return await call
-            except asyncio.CancelledError:
-                task = asyncio.current_task()
-                if server.alive or (task is not None and task.cancelling()):
-                    call.cancel()
-                    raise
-            except self._httpx.TransportError:
-                server.leave()
-            finally:
-                server.calls.discard(call)
-                server.load -= cost
-        raise GeneratorError(f"no vLLM server took the request: {', '.join(server.url for server in self._servers)}")
+        """Samples one completion; cancelling the await drops the connection, on which the server aborts.
+
+        Raises:
+            PromptTooLong: The prompt fills the model's context.
+            GeneratorGone: The server does not answer, or its weights are unknown since an update failed.
+            GeneratorError: The server answered with an error.
+        """
+        async with self._gate:
+            if self._unfit:
+                raise GeneratorGone(f"{self.url} {self._unfit}")
+            if self._model is None:
+                await self._learn()
+            if not self._checked_logprobs and _is_shaped(sampling):
+                await self._check_logprobs(prompt_ids[-1])
+            room = sampling.max_tokens
+            if self._longest is not None:
+                room = min(room, self._longest - len(prompt_ids))
+                if room <= 0:
+                    length = f"{len(prompt_ids)} prompt tokens"
+                    raise PromptTooLong(f"{length} fill a model of {self._longest} (max_model_len)")
+            version, changes = self._version, self._changes
+            choice = await self._complete(list(prompt_ids), sampling, room, request_id)
+            return Generation(
+                choice["token_ids"],
+                choice["logprobs"]["token_logprobs"],
+                "cut" if choice["finish_reason"] == "abort" else choice["finish_reason"],
+                version,
+                mixed_versions=changes != self._changes,
+                generator=self.name,
+            )
+
+    async def healthy(self) -> bool:
+        """Whether the server answers that it is well."""
+        try:
+            return (await self._client.get("/health", timeout=_HEALTH_SECONDS)).status_code == 200
+        except self._httpx.HTTPError:
+            return False
+
+    async def pause(self, in_flight: InFlight = "wait", *, patience: float = 300.0) -> None:
+        """Lets no request begin, and has the server end those in flight, or with "keep" hold them."""
+        self._gate.close()
+        try:
+            if in_flight == "keep":
+                await self.control("/pause?mode=keep")
+            elif in_flight == "wait" and await self._gate.emptied(patience):
+                # What is still in flight there is of other clients.
+                await self.control("/pause?mode=wait", seconds=patience + _CONTROL_SECONDS)
+            else:
+                await self.control("/pause?mode=abort")
+                if not await self._gate.emptied(_CONTROL_SECONDS):
+                    raise GeneratorError(f"{self.url} did not end its requests in {_CONTROL_SECONDS:g} s")
+        except BaseException:
+            with contextlib.suppress(GeneratorError):
+                await self.resume()
+            raise
+
+    async def load(self, weights: Any, version: int) -> None:
+        """Loads what `sync.prepare` returned into a server that is paused, and resets its caches."""
+        await self._change(self.sync.load(self, weights, version), version)
+
+    async def resume(self) -> None:
+        """Lets requests begin again, and those that the server holds go on."""
+        try:
+            if self._gate.closed == 1:
+                await self.control("/resume")
+        except BaseException:
+            self._unfit = self._unfit or "did not go on after a pause"
+            raise
+        finally:
+            self._gate.open()
+
+    async def catch_up(self, version: int) -> bool:
+        """Sees to it that a server that was away has the weights of a version.
+
+        It has if nobody ever changed those that it was started with, if it says so itself (a vLLM that knows
+        `/weight_info`), or if `sync` can load them again.
+
+        Returns:
+            False if it has not, or nobody knows.
+
+        Raises:
+            GeneratorError: The server failed.
+        """
+        self._model = None  # it may have come back with another
+        self._checked_logprobs = False
+        if self._unfit is None:
+            if self._version == version and self._as_started:
+                return True
+            with contextlib.suppress(WeightsRefused):
+                if (await self.ask("/weight_info")).get("weight_version") == str(version):
+                    self._version = version
+                    return True
+        await self.control("/resume")  # after an update that did not get to its end
+        return await self._change(self.sync.again(self, version), version)
+
+    async def ask(self, path: str) -> Any:
+        """Gets what a control endpoint says; see `ServerControl`."""
+        return await self._control("GET", path, None, _CONTROL_SECONDS)
+
+    async def control(self, path: str, body: Any = None, *, seconds: float = _CONTROL_SECONDS) -> Any:
+        """Posts to a control endpoint and returns what it says; see `ServerControl`."""
+        return await self._control("POST", path, body, seconds)
 
     async def aclose(self) -> None:
-        """Closes the connections."""
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
-            self._watch = None
-        for server in self._servers:
-            await server.client.aclose()
+        """Closes the connections; requests in flight fail."""
+        await self._client.aclose()
 
-    def _choose(self, rollout: str) -> _Server:
-        home = self._homes.get(rollout)
-        if home is None or not home.alive:
-            alive = [server for server in self._servers if server.alive]
-            if not alive:
-                raise GeneratorError(f"no vLLM server answers: {', '.join(server.url for server in self._servers)}")
-            home = min(alive, key=lambda server: server.load)
-        self._homes[rollout] = home
-        self._homes.move_to_end(rollout)
-        if len(self._homes) > _REMEMBERED_ROLLOUTS:
-            self._homes.popitem(last=False)
-        return home
+    async def _prepare(self, weights: Any, version: int) -> Any:
+        return await self.sync.prepare(weights, version)
 
-    async def _watch_health(self) -> None:
-        while True:
-            await asyncio.sleep(_PROBE_SECONDS)
-            asked = [server for server in self._servers if server.calls or not server.alive]
-            for server, well in zip(asked, await asyncio.gather(*(server.probe() for server in asked)), strict=True):
-                server.missed = 0 if well else server.missed + 1
-                if well and not server.alive:
-                    logger.warning("the vLLM server %s answers again", server.url)
-                    server.alive = True
-                    server.model = None  # it may have come back with another
-                elif server.missed >= _PROBES_MISSED:
-                    server.leave()
+    async def _change(self, loading: Awaitable[bool | None], version: int) -> bool:
+        before, self._unfit = self._unfit, f"has weights that nobody knows since version {version} failed to load"
+        try:
+            changed = await loading
+        except WeightsRefused:
+            self._unfit = before
+            raise
+        if changed is False:
+            self._unfit = before
+            return False
+        # Blocks that older weights filled must serve no request any more, those in flight included.
+        answer = await self.control("/reset_prefix_cache?reset_running_requests=true")
+        if answer.get("success") is False:
+            raise GeneratorError(f"{self.url} did not reset its prefix cache")
+        for path, body in (
+            ("/reset_encoder_cache", None),
+            ("/update_weight_version", {"new_version": str(version)}),
+        ):
+            with contextlib.suppress(WeightsRefused):  # an older vLLM
+                await self.control(path, body)
+        self._unfit = None
+        self._as_started = False
+        self._changes += 1
+        self._version = version
+        return True
 
-    async def _request(self, server: _Server, prompt_ids: list[int], sampling: Sampling, request_id: str) -> Generation:
-        await server.learn(self._model)
-        room = sampling.max_tokens
-        if server.longest is not None:
-            room = min(room, server.longest - len(prompt_ids))
-            if room <= 0:
-                raise PromptTooLong(f"{len(prompt_ids)} prompt tokens fill a model of {server.longest} (max_model_len)")
-        version = self.policy_version
+    async def _control(self, method: str, path: str, body: Any, seconds: float) -> Any:
+        try:
+            response = await self._client.request(method, path, json=body, timeout=seconds)
+        except self._httpx.TimeoutException as error:
+            raise GeneratorError(f"{self.url} did not answer {path} in {seconds:g} s") from error
+        except self._httpx.TransportError as error:
+            raise self._gone(error) from error
+        if response.status_code in (404, 405):
+            raise WeightsRefused(
+                f"{self.url} has no {path.partition('?')[0]}: start vLLM with the environment variable"
+                " VLLM_SERVER_DEV_MODE=1"
+            )
+        if response.status_code != 200:
+            raise GeneratorError(f"{self.url} answered {path} with {response.status_code}: {response.text[:500]}")
+        return response.json() if response.content else {}
+
+    async def _learn(self) -> None:
+        """Asks once for the model's name and length."""
+        async with self._learning:
+            if self._model is not None:
+                return
+            try:
+                response = await self._client.get("/v1/models", timeout=_CONTROL_SECONDS)
+            except self._httpx.TransportError as error:
+                raise self._gone(error) from error
+            if response.status_code != 200:
+                raise GeneratorError(f"{self.url} answered {response.status_code}: {response.text[:500]}")
+            models = response.json()["data"]
+            served = next((entry for entry in models if self._wanted in (None, entry["id"])), None)
+            if served is None:
+                raise GeneratorError(f"{self.url} serves {[entry['id'] for entry in models]}, not {self._wanted}")
+            self._longest = served.get("max_model_len")
+            self._model = served["id"]
+
+    async def _check_logprobs(self, token: int) -> None:
+        """Finds out once whether log-probs are of what is sampled from: those of a certain choice are 0 then."""
+        self._checked_logprobs = True
+        choice = await self._complete([token], Sampling(top_k=1), 1, f"{self.name}/logprobs")
+        if choice["logprobs"]["token_logprobs"] and choice["logprobs"]["token_logprobs"][0] < _CERTAIN:
+            logger.warning(
+                "%s reports log-probs from before temperature and top-p, which are not those of what it samples from:"
+                " start it with --logprobs-mode processed_logprobs",
+                self.url,
+            )
+
+    async def _complete(self, prompt_ids: list[int], sampling: Sampling, room: int, request_id: str) -> dict[str, Any]:
         body: dict[str, Any] = {
-            "model": server.model,
+            "model": self._model,
             "prompt": prompt_ids,
             "max_tokens": room,
             "temperature": sampling.temperature,
@@ -185,21 +288,40 @@ class VllmServerGenerator:
         }
         if sampling.seed is not None:
             body["seed"] = sampling.seed
-        response = await server.client.post("/v1/completions", json=body, headers={"X-Request-Id": request_id})
+        response = await self._post(body, request_id)
         if response.status_code != 200:
             text = response.text[:500]
             if response.status_code == 400 and "context length" in text:
                 raise PromptTooLong(text)
-            raise GeneratorError(f"{server.url} answered {response.status_code}: {text}")
+            if response.status_code >= 500 and not await self.healthy():
+                raise GeneratorGone(f"{self.url} is not well: it answered {response.status_code}: {text}")
+            raise GeneratorError(f"{self.url} answered {response.status_code}: {text}")
         choice = response.json()["choices"][0]
+        if choice["finish_reason"] not in ("stop", "length", "abort"):
+            raise GeneratorError(f"{self.url} ended a request: {choice['finish_reason']}")
+        if choice["finish_reason"] == "abort" and not choice.get("token_ids"):
+            return {"token_ids": [], "logprobs": {"token_logprobs": []}, "finish_reason": "abort"}
         if choice.get("token_ids") is None:
-            raise GeneratorError(f"{server.url} returns no token ids: it must be vLLM 0.10.2 or later")
-        if choice["finish_reason"] not in ("stop", "length"):
-            raise GeneratorError(f"{server.url} ended a request: {choice['finish_reason']}")
-        return Generation(
-            choice["token_ids"],
-            choice["logprobs"]["token_logprobs"],
-            choice["finish_reason"],
-            version,
-            mixed_versions=version != self.policy_version,
-        )
+            raise GeneratorError(f"{self.url} returns no token ids: it must be vLLM 0.10.2 or later")
+        return choice
+
+    async def _post(self, body: dict[str, Any], request_id: str) -> Any:
+        for last in (False, True):
+            try:
+                return await self._client.post("/v1/completions", json=body, headers={"X-Request-Id": request_id})
+            except (self._httpx.ConnectError, self._httpx.ConnectTimeout) as error:
+                raise self._gone(error) from error
+            except self._httpx.TransportError as error:
+                # A connection can be closed for its age in the moment in which it is used: that is no sign of illness.
+                if last or not await self.healthy():
+                    raise self._gone(error) from error
+        raise AssertionError("unreachable")
+
+    def _gone(self, error: Exception) -> GeneratorGone:
+        return GeneratorGone(f"{self.url} does not answer: {error or type(error).__name__}")
+
+
+def _is_shaped(sampling: Sampling) -> bool:
+    """Whether what is sampled from is another distribution than the model's own."""
+    cut = sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0
+    return sampling.temperature != 0.0 and (cut or sampling.temperature != 1.0)

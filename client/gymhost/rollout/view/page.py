@@ -6,8 +6,7 @@ import hashlib
 import html
 import os
 import string
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -87,7 +86,7 @@ def write_page(
             _embed(file, f"conversation-{len(lines)}", said)
             _embed(file, f"tokens-{len(lines)}", sampled)
             lines.append(line(trajectory))
-        _embed(file, "pieces", packed({str(id): text for id, text in (pieces or {}).items()}))
+        _embed(file, "pieces", packed(as_json(pieces or {})))
         left_out = {"tooMany": too_many, "tooLarge": too_large}
         index = {"title": title, "settings": settings or {}, "leftOut": left_out, "rollouts": lines}
         _embed(file, "index", as_json(index), "application/json")
@@ -103,17 +102,16 @@ def _shell(title: str) -> tuple[str, str]:
     """The page before the data, and after them."""
     style = _resource("page.css")
     script = "(() => {\n'use strict';\n" + "\n".join(_resource(f"js/{name}.js") for name in _SCRIPTS) + "\n})();"
-    page = string.Template(_resource("page.html")).substitute(
-        title=html.escape(title),
+    values = {
+        "title": html.escape(title),
         # Nothing runs but the page's own script, whatever a trajectory holds, and nothing is loaded.
-        policy=f"default-src 'none'; script-src {_source(script)}; style-src {_source(style)}; img-src data:; "
+        "policy": f"default-src 'none'; script-src {_source(script)}; style-src {_source(style)}; img-src data:; "
         "base-uri 'none'; form-action 'none'",
-        style=style,
-        script=script,
-        data="\0",
-    )
-    head, _, foot = page.partition("\0")
-    return head, foot
+        "style": style,
+        "script": script,
+    }
+    head, _, foot = _resource("page.html").partition("$data\n")
+    return string.Template(head).substitute(values), string.Template(foot).substitute(values)
 
 
 def _resource(name: str) -> str:
@@ -126,22 +124,14 @@ def _source(text: str) -> str:
 
 
 @contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[IO[str]]:
+def _replacing(path: Path) -> Generator[IO[str]]:
     """A file that takes the place of `path` when it is whole, and vanishes if it never is."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}-{os.getpid()}")
     try:
         # A line's end must stay what it is: the policy names the script by its hash.
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace", newline="") as file:
+        with temporary.open("w", encoding="utf-8", errors="replace", newline="") as file:
             yield file
-        temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

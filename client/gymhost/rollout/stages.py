@@ -1,0 +1,148 @@
+"""The way of one rollout: INIT, RUN, EVAL, each with places of its own, and again after a fault that may pass."""
+
+import asyncio
+import itertools
+import logging
+import random
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from gymhost.rollout.chat import Chat
+from gymhost.rollout.faults import Abandoned, bound, outcome_of, retryable
+from gymhost.rollout.flight import Flight
+from gymhost.rollout.generators.base import Generator, Sampling
+from gymhost.rollout.play import Play
+from gymhost.rollout.requests import Concurrency, Limits
+from gymhost.rollout.sessions import Lease, Sessions
+from gymhost.rollout.status import Counts, Stage
+from gymhost.rollout.turnstile import Turnstile
+
+__all__ = ["Stages"]
+
+logger = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 0.1
+_RETRY_SECONDS_MAX = 5.0
+
+
+class Stages:
+    """Takes rollouts through their stages.
+
+    Args:
+        sessions: Where their sessions come from.
+        chat: Turns messages into ids and back.
+        generator: Samples.
+        sampling: How, unless a request says otherwise.
+        limits: What ends a rollout.
+        concurrency: How many there may be in each stage.
+    """
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        chat: Chat,
+        generator: Generator,
+        sampling: Sampling,
+        limits: Limits,
+        concurrency: Concurrency,
+    ) -> None:
+        self.counts = Counts()
+        self.turnstile = Turnstile()
+        self._sessions = sessions
+        self._chat = chat
+        self._generator = generator
+        self._sampling = sampling
+        self._limits = limits
+        # Held from the beginning of INIT to the end of RUN: what keeps INIT from running further ahead than it may.
+        self._begun = asyncio.Semaphore(concurrency.run + concurrency.ahead)
+        self._init = asyncio.Semaphore(concurrency.init)
+        self._run = asyncio.Semaphore(concurrency.run)
+        self._eval = asyncio.Semaphore(concurrency.eval)
+        self._numbers = itertools.count()
+
+    async def fly(self, flight: Flight) -> None:
+        """Plays one rollout, from scratch again after a fault that may pass."""
+        for attempt in itertools.count(1):
+            try:
+                await self._attempt(flight)
+                break
+            except Exception as error:
+                if flight.settled:  # it was cancelled while its session was being closed
+                    break
+                trajectory = flight.trajectory
+                flight.fail(outcome_of(error, len(trajectory.turns)))
+                logger.debug("rollout of %s failed", trajectory.env_id, exc_info=True)
+                if attempt > self._limits.retries or not retryable(error):
+                    logger.warning("a rollout of %s %s", trajectory.env_id, trajectory.outcome)
+                    break
+            self.counts.retries += 1
+            pause = min(_RETRY_SECONDS * 2**attempt, _RETRY_SECONDS_MAX)
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            flight.begin_again()
+        flight.settle()
+
+    async def _attempt(self, flight: Flight) -> None:
+        try:
+            await self._through(flight)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Left as it is, it would look as if the whole batch had been cancelled.
+            raise Abandoned("what the rollout waited for was cancelled") from error
+
+    async def _through(self, flight: Flight) -> None:
+        request, trajectory, limits = flight.request, flight.trajectory, self._limits
+        lease: Lease | None = None
+        try:
+            async with self._place(flight, self._begun):
+                in_time = bound("init_seconds", limits.init_seconds, "infrastructure")
+                async with self._place(flight, self._init, "init"), in_time:
+                    lease, observation, info = await self._sessions.begin(request)
+                flight.move("ready")
+                async with self._place(flight, self._run, "run"):
+                    name = f"{id(self):x}-{next(self._numbers)}"
+                    sampling = request.sampling or self._sampling
+                    play = Play(
+                        self._chat,
+                        self._generator,
+                        lease.session,
+                        trajectory,
+                        limits,
+                        sampling,
+                        name,
+                        self.turnstile,
+                    )
+                    healthy = await play.run(observation, info)
+            flight.move("eval")
+            async with self._place(flight, self._eval, "eval"):
+                await self._evaluate(flight, lease)
+                flight.close(scored=True)
+                ended, lease = lease, None
+                await self._sessions.end(ended, healthy=healthy)
+        finally:
+            if lease is not None:
+                # A command may still be running in it.
+                flight.close(scored=False)
+                await self._sessions.end(lease, healthy=False)
+
+    async def _evaluate(self, flight: Flight, lease: Lease) -> None:
+        """Has the environment score what the rollout came to, within `Limits.eval_seconds`."""
+
+    @asynccontextmanager
+    async def _place(self, flight: Flight, places: asyncio.Semaphore, stage: Stage | None = None) -> AsyncGenerator[None]:
+        """Holds a place, and books the time: that of waiting for it and, in a stage, that of being there."""
+        timings = flight.trajectory.timings
+        asked = time.perf_counter()
+        async with places:
+            begun = time.perf_counter()
+            timings.queue += begun - asked
+            if stage is None:
+                yield
+                return
+            flight.move(stage)
+            try:
+                yield
+            finally:
+                setattr(timings, stage, getattr(timings, stage) + time.perf_counter() - begun)

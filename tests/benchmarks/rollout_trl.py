@@ -1,0 +1,145 @@
+"""Plays a plan's rollouts with TRL's own loop: `python -m tests.benchmarks.rollout_trl {sync|async} - PLAN`.
+
+What runs is TRL's code, from the resets to the end of its tool loop, with `environment_factory`; the simulated generator
+takes the place of the model, and what follows the loop, scoring the rollouts with the model, is left out.
+"""
+
+import asyncio
+import copy
+import os
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from tests.benchmarks.rollout_client import report
+from tests.benchmarks.rollout_plan import Model, Plan, answers, prompt
+from tests.support.simulated_generator import Slots
+from tests.support.tokenizers import encode, qwen3_tokenizer
+
+os.environ |= {"OMP_NUM_THREADS": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+warnings.simplefilter("ignore")
+
+import torch  # noqa: E402 - what is set above is read when these are imported
+from transformers import Qwen3Config, Qwen3ForCausalLM  # noqa: E402
+from trl.chat_template_utils import qwen3_chat_template  # noqa: E402
+from trl.trainer.grpo_config import GRPOConfig  # noqa: E402
+from trl.trainer.grpo_trainer import GRPOTrainer  # noqa: E402
+
+# Tokens that no rollout of a plan ever has.
+_LONGEST = 2**20
+
+
+class _Work:
+    """What TRL takes for an environment: the plan is an attribute of its class, since TRL makes it without arguments."""
+
+    plan: Plan
+
+    def reset(self, *, rollout: int, **_: Any) -> None:
+        self._answers = answers(self.plan.delays(rollout))
+
+    def get_reward(self) -> float:
+        return 1.0
+
+
+class SyncWork(_Work):
+    def work(self) -> str:
+        """Works for a while."""
+        delay, answer = next(self._answers)
+        time.sleep(delay)
+        return answer
+
+
+class AsyncWork(_Work):
+    async def work(self) -> str:
+        """Works for a while."""
+        delay, answer = next(self._answers)
+        await asyncio.sleep(delay)
+        return answer
+
+
+class Played(Exception):
+    """The loop has ended."""
+
+
+class Trainer(GRPOTrainer):
+    """A trainer whose model is simulated, and that ends where the rollouts do."""
+
+    model_of_plan: Model
+    slots: Slots
+    played: Sequence[Sequence[dict[str, Any]]]
+
+    def play(self, plan: Plan, slots: Slots) -> list[int]:
+        """Plays the rollouts, and returns how many turns each had."""
+        _Work.plan, self.model_of_plan, self.slots = plan, Model(plan, encode), slots
+        rows = [
+            {"prompt": [{"role": "user", "content": prompt(rollout)}], "rollout": rollout}
+            for rollout in range(plan.rollouts)
+        ]
+        try:
+            self._generate_and_score_completions(rows)
+        except Played:
+            pass
+        return [sum(message["role"] == "assistant" for message in said) for said in self.played]
+
+    def _generate(self, prompts: list[Any]) -> Any:
+        _, _, _, self.played, *_ = super()._generate(prompts)
+        raise Played
+
+    def _generate_single_turn(self, prompt_ids: Any, *_: Any, **__: Any) -> Any:
+        sampled = [list(self.model_of_plan.answer(ids)) for ids in prompt_ids]
+        now = time.perf_counter()
+        end = max(self.slots.take(len(ids), now) for ids in sampled)
+        time.sleep(max(0.0, end - time.perf_counter()))
+        return sampled, [[-1.0] * len(ids) for ids in sampled]
+
+
+def trainer(factory: type[_Work], folder: str) -> Trainer:
+    torch.set_num_threads(1)
+    tokenizer = copy.deepcopy(qwen3_tokenizer())
+    tokenizer.chat_template = qwen3_chat_template
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(tokenizer),
+            hidden_size=8,
+            intermediate_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=1,
+            num_key_value_heads=1,
+            head_dim=8,
+            max_position_embeddings=_LONGEST,
+        )
+    )
+    config = GRPOConfig(
+        output_dir=folder,
+        max_steps=1,
+        per_device_train_batch_size=8,
+        num_generations=8,
+        max_completion_length=_LONGEST,
+        bf16=False,
+        gradient_checkpointing=False,
+        report_to="none",
+        disable_tqdm=True,
+    )
+    return Trainer(model, args=config, processing_class=tokenizer, environment_factory=factory)
+
+
+def main(variant: str, plan: Plan) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        trl = trainer({"sync": SyncWork, "async": AsyncWork}[variant], folder)
+        # The first use is slow.
+        trl.play(replace(plan, rollouts=2, tokens_per_second=float("inf"), delay=0.0), Slots())
+        slots = Slots(plan.slots, plan.tokens_per_second)
+        print("begin", flush=True)
+        begun = time.perf_counter()
+        turns = trl.play(plan, slots)
+        seconds = time.perf_counter() - begun
+        print("end", flush=True)
+        report(plan, slots, turns, seconds)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Plan.read(sys.argv[3]))
