@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks [w1|w2|idle|sandboxes]`: runs what is asked for, or all, and writes a report."""
+"""`python -m tests.benchmarks [w1|w2|idle|sandboxes|rollouts]`: runs what is asked for, or all, and writes a report."""
 
 import argparse
 import json
@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks import idle, machine, report, rounds, sandboxes
-from tests.benchmarks.contenders import BACKENDS, SANDBOXES, W1, W2, Cell
+from tests.benchmarks import idle, machine, report, rollouts, rounds, sandboxes
+from tests.benchmarks.contenders import BACKENDS, ROLLOUTS, SANDBOXES, W1, W2, Cell, Contender
 from tests.benchmarks.processes import ROOT
 
 _IDLE_USUAL = 15.0
@@ -22,12 +22,18 @@ def main() -> None:
     output: Path = options.output or ROOT / "build" / "benchmarks" / f"{options.what or 'all'}.jsonl"
     output.parent.mkdir(parents=True, exist_ok=True)
     cells = _cells(options)
-    if not cells and options.what != "idle":
-        names = {cell.contender.name for cell in (*(Cell(one, 1) for one in W1), *W2, *SANDBOXES)}
+    played: list[rollouts.Part] = []
+    if options.what in (None, "rollouts"):
+        played = rollouts.parts(options.rollouts, options.scale, lambda contender: _wanted(contender, options))
+    if not cells and not played and options.what != "idle":
+        names = {
+            one.name for one in (*W1, *(cell.contender for cell in (*W2, *SANDBOXES)), *sum(ROLLOUTS.values(), ()))
+        }
         sys.exit(f"no contender has {' or '.join(options.only)} in its name; there are {'; '.join(sorted(names))}")
     usual = sum(rounds.estimate(each, options.rounds, options.seconds) for each in cells.values())
     idle_wanted = options.what in (None, "idle")
     usual += _IDLE_USUAL if idle_wanted else 0.0
+    usual += rollouts.estimate(played, options.rounds, options.in_flight) if played else 0.0
     print(f"this takes about {usual / 60:.1f} minutes on a quiet machine", file=sys.stderr)
 
     records: list[dict[str, Any]] = []
@@ -48,6 +54,8 @@ def main() -> None:
                 rounds.run(workload, each, options.rounds, options.seconds, note)
         if idle_wanted:
             idle.run(options.sessions, note)
+        if played:
+            rollouts.run(played, options.rounds, options.in_flight, note)
     text = report.render(records)
     output.with_suffix(".md").write_text(text)
     print(text)
@@ -55,9 +63,9 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    about = "Compares throughput with bare gRPC and with peers, and weighs idle sessions and sandboxes."
+    about = "Compares throughput and rollouts with bare gRPC and with peers, and weighs what is idle."
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=about)
-    parser.add_argument("what", nargs="?", choices=("w1", "w2", "idle", "sandboxes"), help="run this alone")
+    parser.add_argument("what", nargs="?", choices=("w1", "w2", "idle", "sandboxes", "rollouts"), help="run this alone")
     parser.add_argument("--rounds", type=int, default=5, help="how often each cell is run (5)")
     parser.add_argument("--seconds", type=float, default=1.0, help="the window of a cell (1)")
     parser.add_argument("--sizes", type=_numbers, default=[1, 64, 512], help="numbers of sessions of W1 (1,64,512)")
@@ -67,6 +75,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--sessions", type=int, default=10_000, help="idle sessions (10000)")
     parser.add_argument("--bubblewrap-sandboxes", type=int, default=1000, help="idle sandboxes of bubblewrap (1000)")
     parser.add_argument("--docker-sandboxes", type=int, default=50, help="idle sandboxes of Docker (50)")
+    parser.add_argument(
+        "--rollouts", type=_numbers, default=[256, 64, 1000], help="how many in each of three parts (256,64,1000)"
+    )
+    parser.add_argument("--scale", type=float, default=0.1, help="how long rollouts wait in the first part (0.1)")
+    parser.add_argument("--in-flight", type=int, default=4096, help="rollouts that are held in flight (4096)")
     parser.add_argument("--output", type=Path, metavar="FILE.jsonl", help="the report goes beside it, to FILE.md")
     return parser.parse_args()
 
@@ -83,11 +96,16 @@ def _cells(options: argparse.Namespace) -> dict[str, list[Cell]]:
         "sandboxes": list(SANDBOXES),
     }
 
-    def wanted(cell: Cell) -> bool:
-        return not options.only or any(part in cell.contender.name for part in options.only)
-
-    chosen = {name: list(filter(wanted, cells)) for name, cells in of.items() if options.what in (None, name)}
+    chosen = {
+        name: [cell for cell in cells if _wanted(cell.contender, options)]
+        for name, cells in of.items()
+        if options.what in (None, name)
+    }
     return {name: cells for name, cells in chosen.items() if cells}
+
+
+def _wanted(contender: Contender, options: argparse.Namespace) -> bool:
+    return not options.only or any(part in contender.name for part in options.only)
 
 
 main()

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.benchmarks import contenders as who
+from tests.benchmarks import rollout_report
 from tests.benchmarks.contenders import Cell
+from tests.benchmarks.tables import failed, missing, spread, table
 
 Record = dict[str, Any]
 
@@ -88,6 +90,9 @@ def render(records: Sequence[Record]) -> str:
     parts += [part for record in by_kind.get("idle", []) for part in _idle(record)]
     if "idle sandboxes" in by_kind:
         parts += _idle_sandboxes(by_kind["idle sandboxes"])
+    if "rollouts" in by_kind:
+        parts += rollout_report.render(by_kind["rollouts"])
+    parts += rollout_report.in_flight(by_kind.get("rollouts in flight", []))
     return "\n\n".join(parts) + "\n"
 
 
@@ -109,7 +114,7 @@ def _w1(records: list[Record]) -> list[str]:
         "## W1: steps of an echo environment",
         f"{_how(records)} Latency is a step's, for one of the sessions.",
         _cells(cells, records, "sessions", {}),
-        *_missing(records),
+        *missing(records),
         *_goals(_W1_GOALS, records, "sessions"),
     ]
 
@@ -124,7 +129,7 @@ def _w2(records: list[Record]) -> list[str]:
         cells = [cell for cell in who.W2 if cell.size == size]
         if any(record.get("size") == size for record in records):
             parts += [title, _cells(cells, records, "copies", against)]
-    return [*parts, *_missing(records), *_goals(_W2_GOALS, records, "copies")]
+    return [*parts, *missing(records), *_goals(_W2_GOALS, records, "copies")]
 
 
 def _sandboxes(records: list[Record]) -> list[str]:
@@ -133,7 +138,7 @@ def _sandboxes(records: list[Record]) -> list[str]:
         f"{_how(records)} A step is one operation, without what undoes it; steps/s have that in them. What runs in "
         "sandboxes, and makes them, counts to others, but for those of the server.",
         _cells(who.SANDBOXES, records, "in flight", {}),
-        *_missing(records),
+        *missing(records),
         *_goals(_SANDBOX_GOALS, records, "in flight"),
     ]
 
@@ -174,7 +179,7 @@ def _idle_sandboxes(records: list[Record]) -> list[str]:
     return [
         "## Idle sandboxes, all alive at once",
         "Wanted for bubblewrap: at most 3 MiB each, 1,000 alive.",
-        _table(head, rows),
+        table(head, rows),
     ]
 
 
@@ -200,7 +205,7 @@ def _cells(cells: Iterable[Cell], records: Sequence[Record], sizes: str, against
     """
     times = ("p50 us", "p99 us", "client CPU us", "server CPU us", "others' CPU")
     rows = [row for cell in cells if (row := _row(cell, records, list(against.values())))]
-    return _table(("contender", sizes, "steps/s", *against, *times), rows)
+    return table(("contender", sizes, "steps/s", *against, *times), rows)
 
 
 def _row(cell: Cell, records: Sequence[Record], against: Sequence[str]) -> list[str] | None:
@@ -214,8 +219,8 @@ def _row(cell: Cell, records: Sequence[Record], against: Sequence[str]) -> list[
     if not fine:
         return [*first, f"failed: {mine[-1]['error']}", *[""] * (len(against) + 5)]
 
-    def spread(key: str, form: Callable[[float], str] = "{:,.0f}".format) -> str:
-        return _spread([record[key] for record in fine if record[key] is not None], form)
+    def said(key: str, form: Callable[[float], str] = "{:,.0f}".format) -> str:
+        return spread([record[key] for record in fine if record[key] is not None], form)
 
     def median(key: str) -> float:
         return statistics.median([record[key] or 0.0 for record in fine])
@@ -225,19 +230,14 @@ def _row(cell: Cell, records: Sequence[Record], against: Sequence[str]) -> list[
     server = {None: "", "gymhost": parts, "sandboxes": parts}
     return [
         *first,
-        spread("steps_per_second") + (f", {len(mine) - len(fine)} of {len(mine)} failed" if mine != fine else ""),
-        *(_spread(_ratios(name, theirs, size, records), "{:.2f}".format) for theirs in against),
-        spread("p50_us"),
-        spread("p99_us"),
-        spread("client_us", "{:,.1f}".format),
+        said("steps_per_second") + failed(mine),
+        *(spread(_ratios(name, theirs, size, records), "{:.2f}".format) for theirs in against),
+        said("p50_us"),
+        said("p99_us"),
+        said("client_us", "{:,.1f}".format),
         server.get(cell.contender.server, f"{front + workers:,.1f}"),
         f"{median('others'):.0%}",
     ]
-
-
-def _missing(records: Sequence[Record]) -> list[str]:
-    missing = [record for record in records if record["kind"] == "missing"]
-    return ["\n".join(f"- {record['contender']} is missing: {record['why']}" for record in missing)] if missing else []
 
 
 def _goals(goals: Iterable[Goal], records: Sequence[Record], sizes: str) -> list[str]:
@@ -249,11 +249,11 @@ def _goals(goals: Iterable[Goal], records: Sequence[Record], sizes: str) -> list
         if goal.theirs is None:
             what, form = f"{_FIGURES[goal.key]}: {goal.ours}", "{:,.0f}"
         if values:
-            rows.append([what, str(goal.size), _spread(values, form.format), goal.wanted])
+            rows.append([what, str(goal.size), spread(values, form.format), goal.wanted])
     if not rows:
         return []
     head = ("what", sizes, "median [least-most]", "wanted")
-    return ["Ratios, each of the two in the same round, and figures that were wanted:", _table(head, rows)]
+    return ["Ratios, each of the two in the same round, and figures that were wanted:", table(head, rows)]
 
 
 def _ratios(
@@ -290,7 +290,7 @@ def _idle(record: Record) -> list[str]:
         f"stepped again {record['alive']} answered. Opened, reset and stepped in {record['opened_seconds']:.1f} s. "
         f"Then as many again were opened, since the first fill what is free in a fresh process's heap; all were closed "
         f"in {record['closed_seconds']:.1f} s.",
-        _table(
+        table(
             (
                 "private memory",
                 "before, MiB",
@@ -309,16 +309,3 @@ def _idle(record: Record) -> list[str]:
 def _each(record: Record, which: str, name: str) -> float:
     """What each of the first or of the second sessions added to the memory of a part, in KiB."""
     return record[f"{name}_{which}_kib_a_session"]
-
-
-def _spread(values: Sequence[float], form: Callable[[float], str]) -> str:
-    if not values:
-        return "none"
-    if len(values) == 1:
-        return form(values[0])
-    return f"{form(statistics.median(values))} [{form(min(values))}-{form(max(values))}]"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)

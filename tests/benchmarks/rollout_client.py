@@ -5,6 +5,7 @@ It marks begin and end for the runner, and then prints what came of it as JSON.
 
 import asyncio
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -108,9 +109,7 @@ async def in_lock_step(plan: Plan, server: RemoteServer, chat: Chat, slots: Slot
                 for _ in range(plan.rollouts)
             )
         )
-        await asyncio.gather(
-            *(session.reset(options={"task": rollout}) for rollout, session in enumerate(sessions))
-        )
+        await asyncio.gather(*(session.reset(options={"task": rollout}) for rollout, session in enumerate(sessions)))
         says = dict.fromkeys(range(plan.rollouts), calling)
         while says:
             now = time.perf_counter()
@@ -133,7 +132,12 @@ async def main(variant: str, address: str, plan: Plan) -> None:
         if variant != "local":
             source = await stack.enter_async_context(connect(address, direct=variant != "engine-grpc"))
         play = in_lock_step if variant == "lock-step" else with_engine
-        await play(Plan(rollouts=2, least_turns=2, most_turns=2, tokens=plan.tokens, blocking=plan.blocking), source, chat, Slots())
+        await play(
+            Plan(rollouts=2, least_turns=2, most_turns=2, tokens=plan.tokens, blocking=plan.blocking),
+            source,
+            chat,
+            Slots(tokens_per_second=math.inf),
+        )
         chat.seconds = 0.0
         await measured(plan, lambda slots: play(plan, source, chat, slots), lambda: chat.seconds)
 

@@ -111,7 +111,9 @@ class Model:
 
     def __init__(self, plan: Plan, encode: Callable[[str], list[int]]) -> None:
         [self._last] = encode(LAST)
-        self._call = _padded(encode, '<tool_call>\n{"name": "work", "arguments": {}}\n</tool_call><|im_end|>', plan.tokens)
+        self._call = _padded(
+            encode, '<tool_call>\n{"name": "work", "arguments": {}}\n</tool_call><|im_end|>', plan.tokens
+        )
         self._text = _padded(encode, "<|im_end|>", plan.tokens)
 
     def answer(self, prompt_ids: Sequence[int]) -> list[int]:

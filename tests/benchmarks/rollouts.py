@@ -5,16 +5,17 @@ Unlike in other workloads nothing has a window: a contender plays a plan to its 
 
 import contextlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.benchmarks.contenders import Contender
+from tests.benchmarks.contenders import ROLLOUTS, UNDELAYED, Contender
 from tests.benchmarks.peers import python
 from tests.benchmarks.processes import Failed, Process, Usage, private_kib, tree
-from tests.benchmarks.rollout_plan import Plan
+from tests.benchmarks.rollout_plan import Plan, undelayed
 from tests.benchmarks.rounds import Note, missing
 from tests.benchmarks.servers import Server
+from tests.support.simulated_generator import Slots
 
 # Seconds for a client beyond its waits: it starts, plays a few rollouts, and then computes what it has to.
 _CLIENT_LIMIT = 120.0
@@ -31,12 +32,38 @@ class Part:
     Attributes:
         name: Its name in the records.
         plan: What is played.
+        scale: How long waits are in it, to what they would be.
         contenders: Who plays it, in this order.
     """
 
     name: str
     plan: Plan
+    scale: float
     contenders: Sequence[Contender]
+
+    def rounds(self, contender: Contender, rounds: int) -> int:
+        """How often a contender plays it, if others do so many times: what takes minutes of waiting is done once."""
+        return 1 if contender.slow and self.plan.delay else rounds
+
+
+def parts(sizes: Sequence[int], scale: float, wanted: Callable[[Contender], bool]) -> list[Part]:
+    """All parts in which somebody takes part.
+
+    Args:
+        sizes: The rollouts of each.
+        scale: How long the waits of the first are, to what they would be.
+        wanted: Whether a contender takes part.
+    """
+    plans = {
+        "slots": Plan(sizes[0], 4, 12, tokens_per_second=50.0, delay=0.5, sigma=1.0).scaled(scale),
+        "turn": Plan(sizes[1], 2, 2, delay=0.5, blocking=True),
+        "overhead": Plan(sizes[2], 8, 8),
+    }
+    scales = {"slots": scale}
+    found = [
+        Part(name, plan, scales.get(name, 1.0), list(filter(wanted, ROLLOUTS[name]))) for name, plan in plans.items()
+    ]
+    return [part for part in found if part.contenders]
 
 
 def waits(plan: Plan, contender: Contender) -> float:
@@ -48,7 +75,7 @@ def waits(plan: Plan, contender: Contender) -> float:
 def estimate(parts: Sequence[Part], rounds: int, in_flight: int) -> float:
     """How long a run takes, in seconds."""
     clients = sum(
-        (1 if contender.slow and part.plan.delay else rounds) * (waits(part.plan, contender) + _CLIENT_USUAL)
+        part.rounds(contender, rounds) * (waits(part.plan, contender) + _CLIENT_USUAL)
         for part in parts
         for contender in part.contenders
     )
@@ -60,7 +87,7 @@ def run(parts: Sequence[Part], rounds: int, in_flight: int, note: Note) -> None:
 
     Args:
         parts: What is run, in this order.
-        rounds: How often each contender plays a part; one that runs tools one by one plays it once where they take time.
+        rounds: How often each contender plays a part, but see `Part.rounds`.
         in_flight: How many rollouts are held; 0 for none.
         note: Gets each result.
     """
@@ -74,10 +101,13 @@ def run(parts: Sequence[Part], rounds: int, in_flight: int, note: Note) -> None:
             return
         for number in range(rounds):
             for part in parts:
+                of = {"kind": "rollouts", "part": part.name, "round": number, "size": part.plan.rollouts}
+                of |= {"scale": part.scale}
                 for contender in part.contenders:
-                    if number == 0 or not (contender.slow and part.plan.delay):
-                        of = {"kind": "rollouts", "part": part.name, "round": number, "contender": contender.name}
-                        note(of | {"size": part.plan.rollouts} | _play(part.plan, contender, server))
+                    if number < part.rounds(contender, rounds):
+                        note(of | {"contender": contender.name} | _play(part.plan, contender, server))
+                if part.plan.least_seconds:
+                    note(of | {"contender": UNDELAYED} | _undelayed(part.plan))
             print(f"rollouts: round {number + 1} of {rounds} is done", file=sys.stderr)
     if in_flight:
         print(f"rollouts: {in_flight} in flight", file=sys.stderr)
@@ -97,7 +127,13 @@ def _play(plan: Plan, contender: Contender, server: Server) -> dict[str, Any]:
             client.wait()
         except (Failed, ValueError) as error:
             return {"error": str(error)}
-    return result | after.since(before, result["turns_per_second"]) | {"least_seconds": plan.least_seconds}
+    return result | after.since(before, result["turns_per_second"])
+
+
+def _undelayed(plan: Plan) -> dict[str, Any]:
+    slots = Slots(plan.slots, plan.tokens_per_second)
+    undelayed(plan, slots.take)
+    return {"seconds": slots.ended, "busy": slots.share_busy}
 
 
 def _hold(count: int) -> dict[str, Any]:

@@ -77,7 +77,7 @@ async def test_sessions_are_reused_and_failed_ones_thrown_away() -> None:
         return end()
 
     source = LocalSource(lambda: Talk(answer))
-    async with engine(source, lambda *_: SAY, concurrency=Concurrency(init=1, run=1, eval=1, ahead=0)) as rollouts:
+    async with engine(source, lambda *_: SAY, concurrency=Concurrency(init=1, run=1, eval=1, ahead=1)) as rollouts:
         await rollouts.collect(requests(3))
         assert (source.opened, source.open) == (2, 2)
         await rollouts.collect([RolloutRequest("Talk-v0", task=3)])

@@ -9,6 +9,7 @@ import pytest
 
 from gymhost.rollout import (
     Generation,
+    GeneratorError,
     Limits,
     PromptTooLong,
     RolloutRequest,
@@ -262,3 +263,126 @@ async def test_weights_that_change_while_a_turn_is_sampled_mark_it() -> None:
     async with engine(LocalSource(lambda: Talk(lambda env, _message: turns_of(env, 1))), generator) as rollouts:
         [trajectory] = await rollouts.collect(requests(1))
     assert trajectory.mixed_versions
+
+
+class Cutter:
+    """Samples in pieces that a test says, and keeps what it was asked."""
+
+    name = "cutter"
+
+    def __init__(self, *pieces: Any) -> None:
+        self.policy_version = 0
+        self.pieces = list(pieces)
+        self.asked: list[tuple[list[int], int, str]] = []
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str) -> Generation:
+        await asyncio.sleep(0)
+        self.asked.append((list(prompt_ids), sampling.max_tokens, request_id))
+        piece = self.pieces.pop(0)
+        if isinstance(piece, Exception):
+            raise piece
+        ids, reason, version = piece
+        return Generation(ids, [-float(i) for i in ids], reason, version, generator=f"{self.name}{version}")
+
+    async def aclose(self) -> None: ...
+
+
+async def play(generator: Any, answer: Any = None, **limits: Any) -> tuple[Trajectory, Talk]:
+    env = Talk(answer or (lambda env, _message: turns_of(env, 1)))
+    async with engine(LocalSource(lambda: env), generator, limits=Limits(**{"retries": 0, **limits})) as rollouts:
+        [trajectory] = await rollouts.collect(requests(1))
+    whole(trajectory)
+    return trajectory, env
+
+
+async def test_a_turn_that_is_cut_goes_on_from_its_ids_and_knows_the_version_of_each() -> None:
+    """Case S09: the weights change twice while a turn is sampled."""
+    generator = Cutter((ECHO[:3], "cut", 1), ([], "cut", 2), (ECHO[3:5], "cut", 2), (ECHO[5:], "stop", 3))
+    trajectory, env = await play(generator, turn_tokens=100)
+    [row] = trajectory.rows()
+    assert row.completion_ids == ECHO
+    assert row.logprobs == [-float(i) for i in ECHO]
+    assert row.policy_versions == [1] * 3 + [2] * 2 + [3] * (len(ECHO) - 5)
+    assert [(prompt[len(row.prompt_ids) :], room) for prompt, room, _ in generator.asked] == [
+        ([], 100),
+        (ECHO[:3], 97),
+        (ECHO[:3], 97),
+        (ECHO[:5], 95),
+    ]
+    assert len({name for _, _, name in generator.asked}) == 1
+    [turn] = trajectory.turns
+    assert (turn.tokens, turn.finish_reason, turn.policy_version, turn.mixed_versions) == (len(ECHO), "stop", 1, True)
+    assert (turn.calls, turn.generator) == (1, "cutter3")
+    assert 0 <= turn.begun < 60
+    assert env.said[0]["tool_calls"][0]["function"]["name"] == "echo"
+    assert trajectory.mixed_versions
+
+
+@pytest.mark.parametrize(
+    ("pieces", "limit", "ids"),
+    [
+        ([(SAY, "cut", 1)], None, SAY),  # cut as it ended
+        ([(SAY[:1], "cut", 1), (SAY[1:], "stop", 1)], None, SAY),
+        ([(SAY[:1], "cut", 1), (SAY[:1], "cut", 1)], "turn_tokens", [SAY[0], SAY[0]]),
+        ([(SAY[:1], "cut", 1), PromptTooLong("full")], "context_tokens", SAY[:1]),
+    ],
+)
+async def test_a_turn_that_is_cut_ends_like_any_other(pieces: list[Any], limit: str | None, ids: list[int]) -> None:
+    room = 2 if limit == "turn_tokens" else 50
+    trajectory, env = await play(Cutter(*pieces), turn_tokens=room)
+    assert trajectory.rows()[0].completion_ids == ids
+    assert (trajectory.outcome.kind, trajectory.outcome.limit) == ("truncated" if limit else "terminated", limit)
+    assert len(env.said) == (0 if limit else 1)
+    assert not trajectory.mixed_versions
+
+
+@pytest.mark.parametrize(
+    ("pieces", "message"),
+    [
+        ([([], "cut", i) for i in range(20)], "was cut 10 times in a row without a token"),
+        ([(SAY[:1], "cut", 1), GeneratorError("gone")], "gone"),
+        ([(SAY[:1], "cut", 1), RuntimeError("odd")], "RuntimeError: odd"),
+    ],
+)
+async def test_a_turn_that_can_not_be_gone_on_with_is_the_generators_fault(pieces: list[Any], message: str) -> None:
+    trajectory, _ = await play(Cutter(*pieces))
+    assert (trajectory.outcome.kind, trajectory.outcome.fault) == ("failed", "generator")
+    assert message in trajectory.outcome.message
+    assert trajectory.reward is None
+
+
+async def test_log_probs_that_are_missing_are_the_generators_fault() -> None:
+    class Short(Cutter):
+        async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str) -> Generation:
+            return Generation(SAY, [-1.0])
+
+    trajectory, _ = await play(Short())
+    assert trajectory.outcome.fault == "generator"
+    assert f"{len(SAY)} sampled ids came with 1 log-probs" in trajectory.outcome.message
+    assert not trajectory.trainable
+
+
+async def test_history_that_is_rewritten_gives_separate_rows() -> None:
+    """Case S02, played: Qwen3's template deletes thoughts from before the last user's message; three turns."""
+    thinks = encode("<think>\nhm\n</think>\n\nabab<|im_end|>")
+    generator = Cutter(*[(thinks, "stop", 1)] * 3)
+    trajectory, _ = await play(generator, lambda env, _: go_on(user("more")) if len(env.said) < 3 else end())
+    assert trajectory.rewritten
+    assert [row.completion_ids for row in trajectory.rows()] == [thinks] * 3
+    assert [row.prompt_ids for row in trajectory.rows()] == [prompt for prompt, _, _ in generator.asked]
+    assert [(turn.row, turn.start) for turn in trajectory.turns] == [(0, 0), (1, 0), (2, 0)]
+
+
+async def test_what_is_carried_over_is_what_was_sampled() -> None:
+    """Case S01, played: `abab` was sampled as a, b, ab and would be encoded as ab, ab; then a tool call."""
+    a, b, ab = (encode(text)[0] for text in ("a", "b", "ab"))
+    turn = [a, b, ab, *ECHO]
+    generator = Cutter((turn, "stop", 1), (SAY, "stop", 1))
+    trajectory, env = await play(generator, lambda env, _: turns_of(env, 2))
+    assert env.said[0]["content"] == "abab"
+    [row] = trajectory.rows()
+    (first, _, _), (second, _, _) = generator.asked
+    assert second[: len(first) + len(turn)] == first + turn
+    assert row.completion_ids[: len(turn)] == turn
+    assert row.logprobs[: len(turn)] == [-float(i) for i in turn]
+    assert [i for i, mask in zip(row.completion_ids, row.mask, strict=True) if mask] == turn + SAY

@@ -1,21 +1,25 @@
-"""A stand-in for an OpenAI-compatible chat endpoint whose answers a test lists."""
+"""A stand-in for an OpenAI-compatible chat endpoint whose answers a test lists or computes."""
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
 class ChatServer:
-    """Answers chat completions, one listed answer after the other: a text, None, an HTTP status, or HANG."""
+    """Answers chat completions: one listed answer after the other, or what a function says to a request's body.
+
+    An answer is a text, None, a whole message, an HTTP status, or HANG.
+    """
 
     HANG = object()
 
-    def __init__(self, answers: Sequence[Any]) -> None:
+    def __init__(self, answers: Sequence[Any] | Callable[[dict[str, Any]], Any]) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.url = ""
-        self._answers = iter(answers)
+        listed = iter(() if callable(answers) else answers)
+        self._answer = answers if callable(answers) else lambda _body: next(listed)
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
 
@@ -40,9 +44,11 @@ class ChatServer:
                 headers[name.strip().lower()] = value.strip()
             self.headers.append(headers)
             self.bodies.append(json.loads(await reader.readexactly(int(headers["content-length"]))))
-            answer = next(self._answers)
+            answer = self._answer(self.bodies[-1])
             if answer is self.HANG:
                 continue
             status = answer if isinstance(answer, int) else 200
-            body = json.dumps({"choices": [{"message": {"role": "assistant", "content": answer}}]}).encode()
+            message = answer if isinstance(answer, dict) else {"role": "assistant", "content": answer}
+            usage = {"prompt_tokens": 100, "completion_tokens": 10}
+            body = json.dumps({"choices": [{"message": message}], "usage": usage}).encode()
             writer.write(f"HTTP/1.1 {status} Said\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)

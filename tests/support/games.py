@@ -1,7 +1,7 @@
 """Whole games of GuessNumber on an embedded server, which the model `player()` can play."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -28,8 +28,10 @@ class _Counted:
         self.middle = asyncio.Event()
 
     @asynccontextmanager
-    async def session(self, env_id: str, /, **kwargs: Any) -> Any:
-        async with self._remote.session(env_id, **kwargs) as session:
+    async def session(
+        self, env_id: str, /, *, task: int | None = None, split: str | None = None, **kwargs: Any
+    ) -> AsyncGenerator[Any]:
+        async with self._remote.session(env_id, task=task, split=split, **kwargs) as session:
             yield _CountedSession(session, self)
 
     def step(self) -> None:

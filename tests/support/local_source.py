@@ -27,6 +27,15 @@ class LocalSession:
     async def step(self, action: Any, *, timeout: float | None = None) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         return await _result(getattr(self.env, "astep", self.env.step)(action))
 
+    @property
+    def evaluates(self) -> bool:
+        return hasattr(self.env, "aevaluate")
+
+    async def evaluate(
+        self, limit: str | None = None, *, timeout: float | None = None
+    ) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return await self.env.aevaluate(limit)
+
 
 class LocalSource:
     """Opens sessions; counts those that are open and those that there were.

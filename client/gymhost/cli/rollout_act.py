@@ -1,13 +1,12 @@
 """What `gymhost rollout` does, from its options to its exit code."""
 
 import asyncio
-import dataclasses
+import contextlib
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, TypeVar, cast
 
 import click
 from rich.console import Console
@@ -18,7 +17,7 @@ from gymhost.cli.rollout_progress import Progress, progress
 from gymhost.cli.rollout_report import Report
 from gymhost.cli.rollout_run import Ending, Job, play
 from gymhost.cli.rollout_tasks import choose
-from gymhost.client import EnvironmentDescription, RemoteServer, connect
+from gymhost.client import EnvironmentDescription, RemoteServer, UnknownEnvironment, connect
 from gymhost.rollout import Concurrency, Limits, RolloutRequest, Sampling
 from gymhost.rollout.store import Store, StoreError, rollout_key
 from gymhost.rollout.summary import Tally
@@ -27,6 +26,9 @@ from gymhost.rollout.trajectory import Trajectory
 __all__ = ["act"]
 
 T = TypeVar("T")
+
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+_LIMITS = ("turns", "turn_tokens", "completion_tokens", "context_tokens", "episode_seconds")
 
 
 def act(
@@ -71,7 +73,7 @@ def act(
 def _who(given: Mapping[str, Any]) -> LocalModel | VllmServers | Endpoint:
     key = os.environ[given["api_key_env"]] if given["api_key_env"] else None
     if given["endpoint"]:
-        return Endpoint(given["endpoint"], given["endpoint_model"], key)
+        return Endpoint(given["endpoint"], given["endpoint_model"], key, given["endpoint_arguments"])
     how = {"tokenizer": given["tokenizer"], "renderer": given["renderer"]}
     if given["urls"]:
         return VllmServers(given["urls"], api_key=key, **how)
@@ -85,24 +87,10 @@ def _play(
     given: Mapping[str, Any],
     shown: Progress,
 ) -> Report:
-    environment = asyncio.run(_look(remote, id, given["kwargs"]))
+    environment = asyncio.run(_look(remote, id, given["kwargs"], shown))
     tasks = choose(environment, split=given["split"], number=given["tasks"], chosen=given["chosen"])
     requests = tasks.requests(id, kwargs=given["kwargs"], samples=given["samples"], seed=given["seed"])
-    limits = Limits(
-        turns=given["turns"],
-        turn_tokens=given["turn_tokens"],
-        completion_tokens=given["completion_tokens"],
-        context_tokens=given["context_tokens"],
-        episode_seconds=given["episode_seconds"],
-        retries=given["retries"],
-    )
-    sampling = Sampling(
-        temperature=given["temperature"],
-        top_p=given["top_p"],
-        top_k=given["top_k"],
-        min_p=given["min_p"],
-        max_tokens=given["turn_tokens"],
-    )
+    limits, sampling = _limits(given), _sampling(given)
     settings = {
         "environment": id,
         "kwargs": given["kwargs"],
@@ -110,31 +98,25 @@ def _play(
         "tasks": str(tasks),
         "samples": given["samples"],
         "seed": given["seed"],
+        "sampling": {name: getattr(sampling, name) for name in _SAMPLING},
+        "limits": {name: getattr(limits, name) for name in _LIMITS},
         **who.settings,
-        **{name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")},
-        **{name: value for name, value in dataclasses.asdict(limits).items() if name in _COMPARED_LIMITS},
     }
-    where = given["store"]
-    tally = Tally()
-    try:
-        store = None if where is None else _store(where, settings, resume=given["resume"])
-        try:
-            left = requests if store is None else list(_left(requests, store, tally))
-            resumed = len(tally)
-            if left:
-                shown.doing(f"loading {who.title}")
-                player = _installed(who.load)
-                places = given["concurrency"]
-                concurrency = Concurrency(run=places, init=min(places, 32), eval=min(places, 64), ahead=min(places, 32))
-                job = Job(left, remote, player, sampling, limits, concurrency, tally, store)
+    tally, ending = Tally(), Ending()
+    with contextlib.ExitStack() as stack:
+        store = None
+        if given["store"] is not None:
+            store = stack.enter_context(_store(given["store"], settings, resume=given["resume"]))
+        left = requests if store is None else _left(requests, store, tally)
+        resumed = len(tally)
+        if left:
+            shown.doing(f"getting ready: {who.title}")
+            player = _installed(who.load)
+            job = Job(left, remote, player, sampling, limits, _concurrency(given["concurrency"]), tally, store)
+            try:
                 ending = asyncio.run(play(job, shown))
-            else:
-                ending = Ending()
-        finally:
-            if store is not None:
-                store.close()
-    except (StoreError, OSError) as error:
-        raise Failure(str(error)) from error
+            except (StoreError, OSError) as error:
+                raise Failure(f"the rollouts that had ended are kept, and no more could be: {error}") from error
     split = "" if tasks.split is None else f", split {tasks.split}"
     return Report(
         title=f"{id}{split}, played by {who.title}",
@@ -143,6 +125,131 @@ def _play(
         ending=ending,
         resumed=resumed,
         wanted=len(requests),
-        store=where,
+        store=given["store"],
         trainable=not isinstance(who, Endpoint),
     )
+
+
+async def _look(remote: RemoteServer, id: str, kwargs: Mapping[str, Any], shown: Progress) -> EnvironmentDescription:
+    """The environment's description.
+
+    Raises:
+        Failure: A model can't play it.
+    """
+    for problem in await remote.problems():
+        shown.say(f"could not be loaded: {problem}")
+    try:
+        environment = await remote.describe(id, **kwargs)
+    except UnknownEnvironment as error:
+        if remote.arguments["address"] is not None:
+            raise
+        raise Failure(
+            f"no environment {id!r} is registered here: name the module that registers it with --module "
+            "(`gymhost envs` lists those that are)"
+        ) from error
+    if not environment.conversational:
+        raise Failure(f"a language model can't play {id}: its actions are no messages but {environment.action_space}")
+    return environment
+
+
+def _limits(given: Mapping[str, Any]) -> Limits:
+    return Limits(retries=given["retries"], **{name: given[name] for name in _LIMITS})
+
+
+def _sampling(given: Mapping[str, Any]) -> Sampling:
+    return Sampling(max_tokens=given["turn_tokens"], **{name: given[name] for name in _SAMPLING})
+
+
+def _concurrency(places: int) -> Concurrency:
+    return Concurrency(run=places, init=min(places, 32), eval=min(places, 64), ahead=min(places, 32))
+
+
+def _installed(act: Callable[[], T]) -> T:
+    """What `act` returns.
+
+    Raises:
+        Failure: It needs a package that is not installed.
+    """
+    try:
+        return act()
+    except ImportError as error:
+        raise Failure(str(error)) from error
+
+
+# -- the store ---------------------------------------------------------------------------------------------------------
+
+
+def _store(path: Path, settings: Mapping[str, Any], *, resume: bool) -> Store:
+    """Makes the store, or opens it to go on with.
+
+    Raises:
+        Failure: It is there and not to be resumed, or was made with other settings, or can't be written.
+    """
+    try:
+        if not resume or not path.exists() or not any(path.iterdir()):
+            return Store.create(path, settings)
+        store = Store.open(path, writing=True)
+    except (StoreError, OSError) as error:
+        raise Failure(str(error) if resume else f"{error} (--resume goes on with a store)") from error
+    there, here = dict(_flat(store.settings)), dict(_flat(json.loads(json.dumps(settings))))
+    differences = [
+        f"{name} was {there.get(name)}, and is {here.get(name)}"
+        for name in dict.fromkeys((*there, *here))
+        if there.get(name) != here.get(name)
+    ]
+    if differences:
+        store.close()
+        raise Failure(f"{path} was made with other settings, so it can't be resumed: {'; '.join(differences)}")
+    return store
+
+
+def _flat(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and name in ("sampling", "limits"):
+            yield from cast(Mapping[str, Any], value).items()
+        else:
+            yield name, value
+
+
+def _left(requests: Sequence[RolloutRequest], store: Store, tally: Tally) -> list[RolloutRequest]:
+    """What is still to be played; what was, goes into the tally.
+
+    Raises:
+        Failure: The store can't be read.
+    """
+    wanted = {rollout_key(request): request for request in requests}
+    try:
+        for trajectory in store:
+            if _has_ended(trajectory) and wanted.pop(rollout_key(trajectory), None) is not None:
+                tally.add(trajectory)
+    except StoreError as error:
+        raise Failure(str(error)) from error
+    return list(wanted.values())
+
+
+def _has_ended(trajectory: Trajectory) -> bool:
+    """Whether it is not to be played again. A fault of the environment would come again; others may have passed."""
+    outcome = trajectory.outcome
+    return outcome.kind in ("terminated", "truncated") or (outcome.kind == "failed" and outcome.fault == "environment")
+
+
+# -- the end -----------------------------------------------------------------------------------------------------------
+
+
+def _exit_code(report: Report, given: Mapping[str, Any]) -> int:
+    """Says what is still to be said, and returns the exit code."""
+    summary, ending = report.summary, report.ending
+    if ending.signal is not None:
+        again = "nothing is kept, since no --store was named"
+        if report.store is not None:
+            again = f"the same command {'' if given['resume'] else 'and --resume '}goes on from there"
+        click.echo(f"gymhost: ended after {summary.rollouts:,} of {report.wanted:,} rollouts; {again}", err=True)
+        return 128 + ending.signal
+    if summary.failures and sum(failed.count for failed in summary.failures) == summary.rollouts:
+        most = summary.failures[0]
+        click.echo(
+            f"gymhost: none of {summary.rollouts:,} rollouts could be played, most often: {most.cause}: {most.message}",
+            err=True,
+        )
+        return 1
+    return 0

@@ -67,7 +67,7 @@ class LocalModel:
     @property
     def title(self) -> str:
         """What plays, for people."""
-        return f"{self.name}, in this process by {'vLLM' if self._runs_in_vllm else 'transformers'}"
+        return f"{self.name} ({'vLLM' if self._runs_in_vllm else 'transformers'}, in this process)"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class LocalModel:
         except ImportError as error:
             other = "" if self._runs_in_vllm else ", or take another --backend"
             raise Failure(f"{error}{other}") from error
-        except Exception as error:  # noqa: BLE001 - a model's files can be wrong in any way
+        except Exception as error:
             raise Failure(f"the model in {self.folder} could not be loaded: {_one_line(error)}") from error
         return Player(generator, chat)
 
@@ -158,7 +158,7 @@ class VllmServers:
     def title(self) -> str:
         """What plays, for people."""
         model = Path(self.name).name
-        return f"{model}, at {self.urls[0]}" if len(self.urls) == 1 else f"{model}, at {len(self.urls)} vLLM servers"
+        return f"{model} ({self.urls[0] if len(self.urls) == 1 else f'{len(self.urls)} vLLM servers'})"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -171,12 +171,13 @@ class VllmServers:
         Raises:
             Failure: There is no tokenizer.
         """
-        from gymhost.rollout.generators import GeneratorPool, VllmServerGenerator
+        from gymhost.rollout.generators.pool import GeneratorPool
+        from gymhost.rollout.generators.vllm_server import VllmServerGenerator
 
-        folder = self._tokenizer or next((Path(at) for at in (self._root, self.name) if Path(at).is_dir()), None)
+        folder = self._tokenizer or next(filter(_has_tokenizer, map(Path, (self._root, self.name))), None)
         if folder is None:
             raise Failure(
-                f"{self.urls[0]} serves {self.name}, which is no folder on this machine: "
+                f"{self.urls[0]} serves {self.name}, which is in no folder on this machine: "
                 "give its tokenizer with --tokenizer FOLDER"
             )
         chat = _chat(folder, self._renderer)
@@ -192,27 +193,30 @@ class Endpoint:
         url: The endpoint's base, such as `http://gpu3:8000/v1`.
         name: The model's name there.
         api_key: Its key.
+        arguments: What else goes into each request.
     """
 
     url: str
     name: str
     api_key: str | None = None
+    arguments: dict[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def title(self) -> str:
         """What plays, for people."""
-        return f"{self.name}, at {self.url}"
+        return f"{self.name} ({self.url})"
 
     @property
     def settings(self) -> dict[str, Any]:
         """What a run can't be resumed without."""
-        return {"model": self.name, "renderer": None}
+        return {"model": self.name, "renderer": None, "endpoint_arguments": self.arguments}
 
     def load(self) -> Player:
         """Makes the generator."""
-        from gymhost.rollout.generators import ChatEndpointGenerator
+        from gymhost.rollout.generators.chat_endpoint import ChatEndpointGenerator
 
-        return Player(ChatEndpointGenerator(self.url, model=self.name, api_key=self.api_key), None)
+        generator = ChatEndpointGenerator(self.url, model=self.name, api_key=self.api_key, extra=self.arguments)
+        return Player(generator, None)
 
 
 def _check_model(folder: Path) -> None:
@@ -228,6 +232,10 @@ def _check_model(folder: Path) -> None:
         raise Failure(f"{config} can't be read: {error}") from None
 
 
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
+
+
 def _chat(folder: Path, renderer: str | None) -> Chat:
     """The chat of a model's tokenizer.
 
@@ -238,11 +246,11 @@ def _chat(folder: Path, renderer: str | None) -> Chat:
     transformers = require("transformers", "rollout")
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except Exception as error:  # noqa: BLE001 - a tokenizer's files can be wrong in any way
+    except Exception as error:
         raise Failure(f"{folder} has no tokenizer that can be loaded: {_one_line(error)}") from error
     try:
         return Chat(tokenizer, config)
-    except Exception as error:  # noqa: BLE001 - templates and renderers raise what they like
+    except Exception as error:
         raise Failure(
             f"it is not known how conversations are rendered for the tokenizer in {folder}: {_one_line(error)}; "
             "name a renderer with --renderer"

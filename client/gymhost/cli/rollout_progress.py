@@ -3,8 +3,9 @@
 import logging
 import time
 from collections import Counter, deque
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -12,6 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from gymhost.rollout.status import Status
 from gymhost.rollout.summary import Tally
 
 __all__ = ["Lines", "Panel", "Progress", "Standing", "progress"]
@@ -28,14 +30,12 @@ class Standing:
     Attributes:
         total: How many rollouts were asked for.
         tally: Those that have ended, those of an earlier run included.
-        stages: How many are in flight, by stage.
-        tokens: How many tokens this run has sampled.
+        status: What the engine says.
     """
 
     total: int
     tally: Tally
-    stages: dict[str, int] = field(default_factory=dict[str, int])
-    tokens: int = 0
+    status: Status
 
     @property
     def done(self) -> int:
@@ -44,14 +44,23 @@ class Standing:
 
 
 class Progress:
-    """Says nothing but what must be said; the others say more. A context manager, within which a run is shown."""
+    """Says nothing but what must be said; the others say more. A context manager."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, level: int = logging.ERROR) -> None:
         self.console = console
-        self._handler = _Warnings(self)
+        self._handler = _Warnings(self, level)
         self._begun = time.monotonic()
         self._done_before = 0
         self._samples: deque[tuple[float, int]] = deque()
+
+    def __enter__(self) -> Self:
+        logging.getLogger("gymhost").addHandler(self._handler)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        logging.getLogger("gymhost").removeHandler(self._handler)
 
     def say(self, text: str) -> None:
         """Says something that stays on the screen."""
@@ -67,21 +76,19 @@ class Progress:
         """Begins to show a run."""
         self._begun = time.monotonic()
         self._done_before = standing.done
-        logging.getLogger("gymhost").addHandler(self._handler)
+        self._samples.append((self._begun, standing.status.tokens))
 
     def end(self, standing: Standing) -> None:
-        """Ends it, with a last look."""
-        self.show(standing)
-        logging.getLogger("gymhost").removeHandler(self._handler)
+        """Ends it."""
 
     def speed(self, standing: Standing) -> float:
         """Tokens a second, of late."""
         now = time.monotonic()
-        self._samples.append((now, standing.tokens))
+        self._samples.append((now, standing.status.tokens))
         while now - self._samples[0][0] > _WINDOW_SECONDS and len(self._samples) > 2:
             self._samples.popleft()
         since, tokens = self._samples[0]
-        return (standing.tokens - tokens) / (now - since) if now > since else 0.0
+        return (standing.status.tokens - tokens) / (now - since) if now > since else 0.0
 
     def times(self, standing: Standing) -> tuple[float, float | None]:
         """Seconds since the beginning, and those that it may take yet."""
@@ -94,7 +101,7 @@ class Lines(Progress):
     """A line every few seconds, for files and for terminals that are none."""
 
     def __init__(self, console: Console) -> None:
-        super().__init__(console)
+        super().__init__(console, logging.WARNING)
         self._started = self._begun
         self._last = 0.0
 
@@ -114,7 +121,6 @@ class Lines(Progress):
 
     def end(self, standing: Standing) -> None:
         """Ends it with a last line."""
-        super().end(standing)
         self._say(standing)
 
     def _say(self, standing: Standing) -> None:
@@ -138,7 +144,7 @@ class Panel(Progress):
     """A few lines that stay where they are, for terminals."""
 
     def __init__(self, console: Console) -> None:
-        super().__init__(console)
+        super().__init__(console, logging.WARNING)
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._status = console.status("")
 
@@ -165,13 +171,14 @@ class Panel(Progress):
 
     def end(self, standing: Standing) -> None:
         """Ends it; the summary takes its place."""
-        super().end(standing)
         self._live.stop()
 
-    def close(self) -> None:
-        """Leaves the terminal as it was, whatever happened."""
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self._status.stop()
         self._live.stop()
+        super().__exit__(kind, error, traceback)
 
     def _draw(self, standing: Standing) -> RenderableType:
         gone, left = self.times(standing)
@@ -185,7 +192,7 @@ class Panel(Progress):
         facts.add_column(style="dim")
         facts.add_column()
         facts.add_row("in flight", _flying(standing) or "none")
-        facts.add_row("tokens", f"{standing.tokens:,} sampled, {self.speed(standing):,.0f}/s")
+        facts.add_row("tokens", f"{standing.status.tokens:,} sampled, {self.speed(standing):,.0f}/s")
         tally = standing.tally
         reward = "none yet" if tally.reward is None else f"{tally.reward:.3f} so far, of {tally.valid:,} valid"
         facts.add_row("reward", reward)
@@ -200,8 +207,8 @@ class Panel(Progress):
 class _Warnings(logging.Handler):
     """Says warnings of the package, a few of each kind: a thousand rollouts that fail alike fill no screen."""
 
-    def __init__(self, progress: Progress) -> None:
-        super().__init__(logging.WARNING)
+    def __init__(self, progress: Progress, level: int) -> None:
+        super().__init__(level)
         self._progress = progress
         self._seen: Counter[str] = Counter()
 
@@ -222,11 +229,24 @@ def progress(console: Console, *, quiet: bool) -> Progress:
 
 
 def _flying(standing: Standing) -> str:
-    return ", ".join(f"{name} {count:,}" for name, count in standing.stages.items() if count)
+    """Those in flight by stage."""
+    status = standing.status
+    stages = {
+        "waiting": status.waiting,
+        "beginning": status.init,
+        "ready": status.ready,
+        "generating": status.generating,
+        "in the environment": status.run - status.generating,
+        "ending": status.eval + status.closing,
+    }
+    return ", ".join(f"{count:,} {stage}" for stage, count in stages.items() if count > 0)
 
 
 def _failed(standing: Standing) -> str:
-    return ", ".join(f"{failed.count:,} {failed.fault}: {failed.cause}" for failed in standing.tally.failures)
+    parts = [f"{failed.count:,} {failed.fault}: {failed.cause}" for failed in standing.tally.failures]
+    if standing.status.retries:
+        parts.append(f"{standing.status.retries:,} tried again")
+    return ", ".join(parts)
 
 
 def _clock(seconds: float) -> str:

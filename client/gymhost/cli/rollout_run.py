@@ -84,7 +84,7 @@ async def play(job: Job, progress: Progress) -> Ending:
     )
 
     def standing() -> Standing:
-        return _standing(engine, before + len(job.requests), job.tally)
+        return Standing(before + len(job.requests), job.tally, engine.status())
 
     def stop(number: int) -> None:
         ending.signal = number
@@ -97,16 +97,17 @@ async def play(job: Job, progress: Progress) -> Ending:
         with _signals(stop):
             async with _every(_REFRESH_SECONDS, lambda: progress.show(standing())):
                 await asyncio.wait([playing])
-            if not playing.cancelled():
-                playing.result()
-            elif ending.signal is None:
-                raise asyncio.CancelledError
-            async with asyncio.timeout(_CLOSE_SECONDS):
-                await engine.aclose()
-                await job.player.generator.aclose()
     finally:
         playing.cancel()
         progress.end(standing())
+        try:
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await engine.aclose()
+                await job.player.generator.aclose()
+        except TimeoutError:
+            progress.say(f"sessions and connections were not closed in {_CLOSE_SECONDS:g} s, and are left")
+    if ending.signal is None:
+        playing.result()
     ending.seconds = time.perf_counter() - begun
     ending.played = len(job.tally) - before
     ending.tokens = job.tally.sampled_tokens - tokens_before
@@ -119,11 +120,6 @@ async def _rollouts(engine: RolloutEngine, job: Job) -> None:
             if job.store is not None:
                 job.store.append(trajectory, job.player.tokenizer)
             job.tally.add(trajectory)
-
-
-def _standing(engine: RolloutEngine, total: int, tally: Tally) -> Standing:
-    status = engine.status()
-    return Standing(total, tally, stages=dict(status.stages), tokens=status.tokens)
 
 
 @contextlib.asynccontextmanager
@@ -145,7 +141,10 @@ async def _every(seconds: float, act: Callable[[], None]) -> AsyncGenerator[None
 
 @contextlib.contextmanager
 def _signals(stop: Callable[[int], None]) -> Generator[None]:
-    """Has the first Ctrl-C or SIGTERM call `stop` in the event loop, and the second end the process at once."""
+    """Has the first Ctrl-C or SIGTERM call `stop` in the event loop, and the second end the process at once.
+
+    The second may come at any time after the first, while connections are being closed too.
+    """
     loop = asyncio.get_running_loop()
     asked = False
 
@@ -160,8 +159,9 @@ def _signals(stop: Callable[[int], None]) -> Generator[None]:
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        if not asked:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def end_at_once(number: int) -> NoReturn:

@@ -72,7 +72,9 @@ def choose(
     if not environment.splits:
         for name, given in (("--split", split), ("--task", chosen)):
             if given:
-                raise Failure(f"{environment.id} has no tasks: leave {name} out; --tasks is how many episodes are played")
+                raise Failure(
+                    f"{environment.id} has no tasks: leave {name} out; --tasks is how many episodes are played"
+                )
         return Tasks(None, range(number or DEFAULT_TASKS))
     if split is None:
         split = next(iter(environment.splits))

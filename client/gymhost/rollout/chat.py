@@ -134,8 +134,11 @@ class Chat:
     @staticmethod
     def _parsed_call(call: Any, call_id: str) -> Message:
         name = call.name if isinstance(call.name, str) else ""
-        # A name that is not on offer is well formed: the environment knows its tools, and answers.
-        well_formed = name and str(call.status) in ("ok", "unknown_tool")
+        # A name that is not on offer is well formed, and so is text where JSON would have been: the environment knows
+        # its tools, and answers.
+        status = str(call.status)
+        plain = status == "invalid_json" and isinstance(call.arguments, dict)
+        well_formed = name and (plain or status in ("ok", "unknown_tool"))
         return _call(call.id or call_id, name, call.arguments if well_formed else call.raw)
 
     def _guarded(self, messages: Sequence[Message], sampled: Mapping[int, Sequence[int]]) -> list[Message]:

@@ -48,6 +48,11 @@ class Conversation:
         return self.rows[-1]
 
     @property
+    def first_tokens(self) -> int:
+        """The length of the first prompt."""
+        return len(self.rows[0].prompt_ids)
+
+    @property
     def context_tokens(self) -> int:
         """The length of what the model is given."""
         return len(self.row)
@@ -55,7 +60,7 @@ class Conversation:
     @property
     def completion_tokens(self) -> int:
         """How much has been added to the first prompt."""
-        return max(0, len(self.row) - len(self.rows[0].prompt_ids))
+        return max(0, len(self.row) - self.first_tokens)
 
     def add_sampled(self, generation: Generation, *, complete: bool = True) -> Message:
         """Appends what was sampled, untouched, and returns the assistant message that it says.

@@ -51,8 +51,8 @@ def to_dataset(trajectories: Iterable[Trajectory]) -> Any:
     """
     datasets = require("datasets", "data")
     kinds = {"json": datasets.Json(), "list of json": datasets.List(datasets.Json())}
-    features = datasets.Features({name: kinds.get(kind) or datasets.Value(kind) for name, kind in _COLUMNS.items()})
-    return datasets.Dataset.from_list([_row(trajectory) for trajectory in trajectories], features=features)
+    features = {name: kinds.get(kind) or datasets.Value(kind) for name, kind in _COLUMNS.items()}
+    return _dataset([_row(trajectory) for trajectory in trajectories], features)
 
 
 def sft_dataset(rows: Iterable[dict[str, Any]]) -> Any:
@@ -68,9 +68,15 @@ def sft_dataset(rows: Iterable[dict[str, Any]]) -> Any:
     """
     datasets = require("datasets", "data")
     rows = list(rows)
-    inner = datasets.Value("int64") if rows and "input_ids" in rows[0] else datasets.Json()
-    columns = rows[0] if rows else ("messages", "tools")
-    return datasets.Dataset.from_list(rows, features=datasets.Features({name: datasets.List(inner) for name in columns}))
+    of_tokens = bool(rows) and "input_ids" in rows[0]
+    inner = datasets.Value("int64") if of_tokens else datasets.Json()
+    return _dataset(rows, {name: datasets.List(inner) for name in (rows[0] if rows else ("messages", "tools"))})
+
+
+def _dataset(rows: list[dict[str, Any]], features: dict[str, Any]) -> Any:
+    datasets = require("datasets", "data")
+    columns = {name: [row[name] for row in rows] for name in features}
+    return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
 
 
 def _row(trajectory: Trajectory) -> dict[str, Any]:

@@ -1,48 +1,44 @@
 """The rollout engine: many rollouts in flight, each finishing when it finishes."""
 
-import asyncio
-import itertools
-import logging
-import random
-import time
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator
-from contextlib import aclosing, asynccontextmanager
-from typing import Any, Self, TypeVar
+import functools
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from contextlib import aclosing
+from typing import Any, Self, TypeVar, overload
 
 from gymhost.rollout.chat import Chat
-from gymhost.rollout.faults import Abandoned, bound, outcome_of, retryable
-from gymhost.rollout.generators.base import Generator, Sampling
+from gymhost.rollout.feed import Feed
+from gymhost.rollout.flow import Flow, Requests, Single, Unit
+from gymhost.rollout.generators.base import ChatGenerator, Generator, Sampling
+from gymhost.rollout.groups import Group, Grouping, GroupUnit
 from gymhost.rollout.loop_thread import LoopThread
-from gymhost.rollout.play import Play
 from gymhost.rollout.requests import Concurrency, Limits, RolloutRequest
-from gymhost.rollout.sessions import Lease, Sessions, Source
-from gymhost.rollout.trajectory import Timings, Trajectory
-from gymhost.rollout.turnstile import Turnstile
+from gymhost.rollout.sessions import Sessions, Source
+from gymhost.rollout.stages import Stages
+from gymhost.rollout.status import Status
+from gymhost.rollout.trajectory import Trajectory
 
 __all__ = ["RolloutEngine"]
 
-logger = logging.getLogger(__name__)
-
 T = TypeVar("T")
-
-_RETRY_SECONDS = 0.1
-_RETRY_SECONDS_MAX = 5.0
 
 
 class RolloutEngine:
     """Plays rollouts: sessions from a source, tokens from a generator, trajectories out.
 
     Each rollout goes through three stages with places of their own: INIT (session and reset), RUN (turns), EVAL (the
-    session is given back or closed). A rollout that is slow in one stage does not hold the others. Whatever happens to
-    a rollout, a trajectory comes out that says so in its outcome; only cancellation and what is no `Exception` pass
-    through, and then no session is left behind.
+    environment scores it, and the session is given back or closed). INIT works ahead of RUN, and EVAL holds no place in
+    it, so that the generator always has work. Whatever happens to a rollout, a trajectory comes out that says so in its
+    outcome; only cancellation and what is no `Exception` pass through, and then no session is left behind.
 
-    An engine works in one event loop: that of its async methods, or a thread of its own for `collect_sync` and
-    `run_sync`; not both.
+    Requests are drawn as places come free, so they may be endless, and may come from an asynchronous iterator. Rollouts
+    go on while nobody takes what has ended, until as many wait as there may be in flight.
+
+    An engine works in one event loop: that of its async methods, or a thread of its own for those that end in `_sync`;
+    not both. `pause`, `resume`, `cancel` and `status` may be called from any thread if it is the latter.
 
     Args:
         source: Opens sessions, such as the connection that `gymhost.client.connect` gives.
-        chat: Turns messages into ids and back.
+        chat: Turns messages into ids and back; None with a chat endpoint, whose rollouts have messages but no tokens.
         generator: Samples. The engine does not close it.
         sampling: How to sample, unless a request says otherwise. `max_tokens` above `limits.turn_tokens` has no effect.
         limits: What ends a rollout.
@@ -53,8 +49,8 @@ class RolloutEngine:
     def __init__(
         self,
         source: Source,
-        chat: Chat,
-        generator: Generator,
+        chat: Chat | None,
+        generator: Generator | ChatGenerator,
         *,
         sampling: Sampling | None = None,
         limits: Limits | None = None,
@@ -65,13 +61,14 @@ class RolloutEngine:
         self.limits = limits or Limits()
         self.concurrency = concurrency or Concurrency()
         self.sampling = sampling or Sampling()
-        self._chat = chat
-        self._sessions = Sessions(source, reuse=reuse_sessions)
-        self._init = asyncio.Semaphore(self.concurrency.init)
-        self._run = asyncio.Semaphore(self.concurrency.run)
-        self._eval = asyncio.Semaphore(self.concurrency.eval)
-        self._turnstile = Turnstile()
-        self._numbers = itertools.count()
+        self._sessions = Sessions(
+            source,
+            reuse=reuse_sessions,
+            close_seconds=self.limits.eval_seconds,
+            closing=self.concurrency.eval,
+        )
+        self._stages = Stages(self._sessions, chat, generator, self.sampling, self.limits, self.concurrency)
+        self._flows: set[Flow[Any]] = set()
         self._thread: LoopThread | None = None
 
     async def __aenter__(self) -> Self:
@@ -81,34 +78,144 @@ class RolloutEngine:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Closes the sessions that were kept for further episodes."""
+        """Cancels what is in flight, and closes all sessions."""
+        for flow in list(self._flows):
+            await flow.aclose()
         await self._sessions.aclose()
 
-    async def run(self, requests: Iterable[RolloutRequest]) -> AsyncGenerator[Trajectory, None]:
-        """Yields each trajectory as it finishes. Closing the iterator cancels what is still in flight."""
-        async with aclosing(self._finished(requests)) as finished:
-            async for _, trajectory in finished:
+    # -- rollouts ------------------------------------------------------------------------------------------------------
+
+    async def run(self, requests: Requests, *, ordered: bool = False) -> AsyncGenerator[Trajectory, None]:
+        """Yields each trajectory as it finishes. Closing the iterator cancels what is still in flight.
+
+        Args:
+            requests: What to play; may be endless.
+            ordered: Whether they come in the order of the requests. Then a slow one holds up those behind it: no more
+                are begun once twice as many as may be in flight have been begun and not yielded.
+
+        Raises:
+            Exception: What the requests raised when they were drawn.
+        """
+        async with aclosing(self._flow(requests, Single, untaken=self._untaken, ordered=ordered)) as flow:
+            async for trajectory in flow:
                 yield trajectory
 
-    async def collect(self, requests: Iterable[RolloutRequest]) -> list[Trajectory]:
-        """Returns one trajectory for each request, in their order."""
-        asked = list(requests)
-        places: list[Trajectory | None] = [None] * len(asked)
-        async with aclosing(self._finished(asked)) as finished:
-            async for place, trajectory in finished:
-                places[place] = trajectory
-        return [trajectory for trajectory in places if trajectory is not None]
+    async def collect(self, requests: Requests) -> list[Trajectory]:
+        """Returns one trajectory for each request, in their order.
 
-    def collect_sync(self, requests: Iterable[RolloutRequest]) -> list[Trajectory]:
+        Raises:
+            Exception: What the requests raised when they were drawn.
+        """
+        async with aclosing(self._flow(requests, Single, untaken=None, ordered=True)) as flow:
+            return [trajectory async for trajectory in flow]
+
+    async def groups(
+        self, requests: Requests, grouping: Grouping, *, target: int | None = None
+    ) -> AsyncGenerator[Group, None]:
+        """Plays each request several times, and yields each group when it has enough.
+
+        Closing the iterator cancels what is still in flight.
+
+        Args:
+            requests: One for each group, as `grouped` takes them; may be endless.
+            grouping: How large a group is, when it has enough, and whether it is kept.
+            target: How many groups are wanted: for one that is not kept, the next request is played. Without it the
+                requests are played to their end.
+
+        Raises:
+            Exception: What the requests raised when they were drawn, or a function of `grouping` when it was called.
+        """
+        untaken = -(-self._untaken // (grouping.size + grouping.extra)) + 1
+        async with aclosing(self._group_flow(requests, grouping, untaken=untaken, target=target)) as flow:
+            async for group in flow:
+                yield group
+
+    @overload
+    def feed(self, requests: Requests, *, batch_size: int, max_staleness: int = 2) -> Feed[Trajectory]: ...
+
+    @overload
+    def feed(
+        self, requests: Requests, *, batch_size: int, max_staleness: int = 2, grouping: Grouping
+    ) -> Feed[Group]: ...
+
+    def feed(
+        self, requests: Requests, *, batch_size: int, max_staleness: int = 2, grouping: Grouping | None = None
+    ) -> Feed[Trajectory] | Feed[Group]:
+        """Supplies batches to a trainer that trains while rollouts go on; see `gymhost.rollout.feed` for how.
+
+        Args:
+            requests: What to play; may be endless.
+            batch_size: How many trajectories, or groups, make a batch.
+            max_staleness: How many updates of the weights a result may wait. It also bounds the work ahead: at most
+                `(max_staleness + 1) * batch_size` results are begun and not trained on.
+            grouping: Groups instead of single trajectories.
+
+        Raises:
+            ValueError: A number makes no sense.
+        """
+        if batch_size < 1 or max_staleness < 0:
+            raise ValueError("batch_size must be 1 or more, and max_staleness 0 or more")
+        ahead = (max_staleness + 1) * batch_size
+        settings: Any = {"batch_size": batch_size, "max_staleness": max_staleness}
+        if grouping is None:
+            flow = functools.partial(self._flow, requests, Single, untaken=ahead, ordered=True)
+            return Feed(flow, Single, self._version, self._loop_thread, self._in_loop, **settings)
+        group_flow = functools.partial(self._group_flow, requests, grouping, untaken=ahead, ordered=True)
+        unit = functools.partial(GroupUnit, grouping=grouping)
+        return Feed(group_flow, unit, self._version, self._loop_thread, self._in_loop, **settings)
+
+    # -- what is in flight ---------------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Lets no turn begin. Generations in flight end; sessions stay, and INIT works ahead as far as it may.
+
+        Time spent paused counts neither for `Limits.episode_seconds` nor as waiting for the generator.
+        """
+        self._in_loop(self._stages.turnstile.close)
+
+    def resume(self) -> None:
+        """Goes on after `pause`."""
+        self._in_loop(self._stages.turnstile.open)
+
+    def cancel(self, where: Callable[[Trajectory], bool] | None = None) -> int:
+        """Ends rollouts in flight: their generations are aborted, and their sessions closed.
+
+        They come out with the outcome "cancelled", with what they had sampled and without a reward. Requests that are
+        still to be drawn are played as usual.
+
+        Args:
+            where: Which ones, judged by the trajectory as it is so far; without it all.
+
+        Returns:
+            How many were in flight and are ended.
+        """
+
+        def cancel() -> int:
+            flights = [flight for flow in self._flows for flight in flow.flights]
+            return sum(flight.cancel() for flight in flights if where is None or where(flight.trajectory))
+
+        return self._in_loop(cancel)
+
+    def status(self) -> Status:
+        """A snapshot of what the engine is doing and has done."""
+        return self._stages.counts.status(self._stages.turnstile)
+
+    # -- without an event loop -----------------------------------------------------------------------------------------
+
+    def run_sync(self, requests: Requests, *, ordered: bool = False) -> Iterator[Trajectory]:
+        """`run` for callers without an event loop. Requests are drawn on the engine's thread."""
+        return self._loop_thread().iterate(self.run(requests, ordered=ordered))
+
+    def collect_sync(self, requests: Requests) -> list[Trajectory]:
         """`collect` for callers without an event loop.
 
         Ctrl-C cancels the rollouts and is raised once they have ended.
         """
         return self._loop_thread().run(self.collect(requests))
 
-    def run_sync(self, requests: Iterable[RolloutRequest]) -> Iterator[Trajectory]:
-        """`run` for callers without an event loop."""
-        return self._loop_thread().iterate(self.run(requests))
+    def groups_sync(self, requests: Requests, grouping: Grouping, *, target: int | None = None) -> Iterator[Group]:
+        """`groups` for callers without an event loop."""
+        return self._loop_thread().iterate(self.groups(requests, grouping, target=target))
 
     def call_sync(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Runs any coroutine in the event loop of the `_sync` methods, such as one that closes the generator."""
@@ -116,118 +223,32 @@ class RolloutEngine:
 
     def close_sync(self) -> None:
         """`aclose` for callers without an event loop; ends the engine's thread too."""
-        thread = self._loop_thread()
-        thread.run(self.aclose())
-        thread.close()
-        self._thread = None
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.run(self.aclose())
+            thread.close()
+
+    # ------------------------------------------------------------------------------------------------------------------
 
     def _loop_thread(self) -> LoopThread:
         if self._thread is None:
             self._thread = LoopThread("gymhost-rollout")
         return self._thread
 
-    async def _finished(self, requests: Iterable[RolloutRequest]) -> AsyncGenerator[tuple[int, Trajectory], None]:
-        """Plays the requests, so many in flight as may be, and yields place and trajectory of each that has ended."""
-        done: asyncio.Queue[asyncio.Task[tuple[int, Trajectory]]] = asyncio.Queue()
-        running: set[asyncio.Task[tuple[int, Trajectory]]] = set()
-        waiting = iter(enumerate(requests))
-        try:
-            while True:
-                room = self.concurrency.in_flight - len(running)
-                for place, request in itertools.islice(waiting, room):
-                    task = asyncio.create_task(self._place(place, request))
-                    task.add_done_callback(done.put_nowait)
-                    running.add(task)
-                if not running:
-                    return
-                task = await done.get()
-                running.discard(task)
-                yield task.result()
-        finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+    def _in_loop(self, function: Callable[[], T]) -> T:
+        return function() if self._thread is None or self._thread.current else self._thread.call(function)
 
-    async def _place(self, place: int, request: RolloutRequest) -> tuple[int, Trajectory]:
-        return place, await self._rollout(request)
+    def _version(self) -> int:
+        return self.generator.policy_version
 
-    async def _rollout(self, request: RolloutRequest) -> Trajectory:
-        """Plays one rollout, from scratch again after a fault that may pass."""
-        for attempt in itertools.count(1):
-            trajectory = Trajectory(
-                env_id=request.env_id,
-                task=request.task,
-                seed=request.seed,
-                split=request.split,
-                group=request.group,
-                index=request.index,
-                labels=dict(request.labels),
-                attempts=attempt,
-            )
-            try:
-                await self._attempt(trajectory, request)
-                return trajectory
-            except Exception as error:
-                trajectory.outcome = outcome_of(error, len(trajectory.turns))
-                trajectory.reward = None
-                logger.debug("rollout of %s failed", request.env_id, exc_info=True)
-                if attempt > self.limits.retries or not retryable(error):
-                    logger.warning("a rollout of %s %s", request.env_id, trajectory.outcome)
-                    return trajectory
-            pause = min(_RETRY_SECONDS * 2**attempt, _RETRY_SECONDS_MAX)
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-        raise AssertionError("unreachable")
+    @property
+    def _untaken(self) -> int:
+        """How many rollouts may be begun and not taken: as many again as may be in flight."""
+        return 2 * self.concurrency.in_flight
 
-    async def _attempt(self, trajectory: Trajectory, request: RolloutRequest) -> None:
-        try:
-            await self._stages(trajectory, request)
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            # Left as it is, it would look as if the whole batch had been cancelled.
-            raise Abandoned("what the rollout waited for was cancelled") from error
+    def _flow(self, requests: Requests, unit: Callable[[int, RolloutRequest], Unit[T]], **settings: Any) -> Flow[T]:
+        return Flow(self._stages, self._flows, requests, unit, room=self.concurrency.in_flight, **settings)
 
-    async def _stages(self, trajectory: Trajectory, request: RolloutRequest) -> None:
-        timings = trajectory.timings
-        in_time = bound("init_seconds", self.limits.init_seconds, "infrastructure")
-        async with self._stage(self._init, timings, "init"), in_time:
-            lease, observation, info = await self._sessions.begin(request)
-        healthy = False
-        try:
-            async with self._stage(self._run, timings, "run"):
-                sampling = request.sampling or self.sampling
-                name = f"{id(self):x}-{next(self._numbers)}"
-                play = Play(
-                    self._chat,
-                    self.generator,
-                    lease.session,
-                    trajectory,
-                    self.limits,
-                    sampling,
-                    name,
-                    self._turnstile,
-                )
-                healthy = await play.run(observation, info)
-        finally:
-            async with self._stage(self._eval, timings, "eval"):
-                await self._end(lease, healthy=healthy)
-
-    async def _end(self, lease: Lease, *, healthy: bool) -> None:
-        try:
-            async with bound("eval_seconds", self.limits.eval_seconds, "infrastructure"):
-                await self._sessions.end(lease, healthy=healthy)
-        except Exception:
-            logger.warning("a session could not be closed; its lease will end it", exc_info=True)
-
-    @asynccontextmanager
-    async def _stage(self, places: asyncio.Semaphore, timings: Timings, name: str) -> AsyncGenerator[None]:
-        """Holds a place in a stage, and books the time."""
-        asked = time.perf_counter()
-        async with places:
-            begun = time.perf_counter()
-            timings.queue += begun - asked
-            try:
-                yield
-            finally:
-                setattr(timings, name, getattr(timings, name) + time.perf_counter() - begun)
+    def _group_flow(self, requests: Requests, grouping: Grouping, **settings: Any) -> Flow[Group]:
+        unit = functools.partial(GroupUnit, grouping=grouping)
+        return self._flow(requests, unit, keep=grouping.keep, **settings)

@@ -7,7 +7,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from gymhost.rollout.flight import Flight
 from gymhost.rollout.requests import RolloutRequest
@@ -34,14 +34,16 @@ class Unit(ABC, Generic[T]):
         self.request = request
         self.version = 0
         """The policy version when it was complete."""
+        self.deliver: Callable[[T], None]
+        """Called once, with the result."""
 
     @abstractmethod
     def requests(self) -> Iterator[RolloutRequest]:
         """Yields the rollouts to be begun, one as soon as there is a place for it."""
 
     @abstractmethod
-    def settled(self, flight: Flight) -> T | None:
-        """Takes a rollout of this unit that is settled; returns the result if this unit is complete now."""
+    def settled(self, flight: Flight) -> None:
+        """Takes a rollout of this unit that is settled."""
 
     def begun(self, flight: Flight) -> None:
         """Takes a rollout of this unit that has begun."""
@@ -54,9 +56,9 @@ class Single(Unit[Trajectory]):
         """Yields the one request."""
         yield self.request
 
-    def settled(self, flight: Flight) -> Trajectory:
-        """Returns its trajectory."""
-        return flight.trajectory
+    def settled(self, flight: Flight) -> None:
+        """Delivers its trajectory."""
+        self.deliver(flight.trajectory)
 
 
 class Flow(Generic[T]):
@@ -67,6 +69,7 @@ class Flow(Generic[T]):
 
     Args:
         stages: What plays a rollout.
+        flows: Where it is found until it is closed.
         requests: What is drawn from, one by one, only when there is room.
         unit: Makes a unit from a place and a request.
         room: How many rollouts may be in flight.
@@ -80,6 +83,7 @@ class Flow(Generic[T]):
     def __init__(
         self,
         stages: Stages,
+        flows: "set[Flow[Any]]",
         requests: Requests,
         unit: Callable[[int, RolloutRequest], Unit[T]],
         *,
@@ -90,10 +94,13 @@ class Flow(Generic[T]):
         target: int | None = None,
         version: Callable[[], int] = lambda: 0,
     ) -> None:
+        self.loop = asyncio.get_running_loop()
         self.flights: set[Flight] = set()
         self.ahead = 0
         """How many units have been begun and neither taken nor dropped."""
+        self._held = 0
         self._stages = stages
+        self._flows = flows
         self._source = aiter(requests) if isinstance(requests, AsyncIterable) else iter(requests)
         self._unit = unit
         self._room = asyncio.Semaphore(room)
@@ -111,7 +118,8 @@ class Flow(Generic[T]):
         self._error: BaseException | None = None
         self._arrived = asyncio.Event()
         self._wanting = asyncio.Event()
-        self._drawing = asyncio.create_task(self._draw())
+        self._drawing = self.loop.create_task(self._draw())
+        flows.add(self)
 
     def __aiter__(self) -> Self:
         return self
@@ -130,14 +138,15 @@ class Flow(Generic[T]):
         return len(self._ready)
 
     async def wait(self) -> bool:
-        """Waits until something changes; returns False at once if nothing more will come.
+        """Waits until something changes; returns False at once if nothing more will come than what is ready.
 
         Raises:
             Exception: What the requests raised when they were drawn, or a function of the caller's.
         """
         if self._error is not None:
             raise self._error
-        if self._taken == self._target or (self._exhausted and not self.ahead and not self._again):
+        to_come = self.ahead - len(self._ready) + len(self._again)
+        if not to_come and (self._exhausted or self._taken + len(self._ready) == self._target):
             return False
         self._arrived.clear()
         await self._arrived.wait()
@@ -150,22 +159,25 @@ class Flow(Generic[T]):
         self._left()
         return unit, result
 
-    def begin_again(self, unfit: Callable[[Unit[T], T], Unit[T] | None]) -> None:
+    def hold(self, count: int) -> None:
+        """Lets so many of those that were taken still count as untaken; 0 lets go of them."""
+        self._held = count
+        self._wanting.set()
+
+    def begin_again(self, unfit: Callable[[Unit[T]], Unit[T] | None]) -> None:
         """Looks through the results that wait, and throws some away to play them again before all others.
 
         Args:
-            unfit: Returns what is to be played instead of a result; None if the result is to stay.
+            unfit: Returns what is to be played instead of a unit; None if its result is to stay.
         """
-        kept: list[tuple[int, int, Unit[T], T]] = []
-        for entry in self._ready:
-            other = unfit(entry[2], entry[3])
+        waiting, self._ready = sorted(self._ready), []  # sorted, it is a heap
+        for entry in waiting:
+            other = unfit(entry[2])
             if other is None:
-                kept.append(entry)
+                self._ready.append(entry)
             else:
                 self._again.append(other)
                 self._left()
-        heapq.heapify(kept)
-        self._ready = kept
 
     def _left(self) -> None:
         self.ahead -= 1
@@ -181,6 +193,7 @@ class Flow(Generic[T]):
             flight.cancel()
         # Cancelling this wait does not cancel them once more, in the middle of closing their sessions.
         await asyncio.wait([self._drawing, *(flight.task for flight in self.flights)])
+        self._flows.discard(self)
 
     # -- beginning -----------------------------------------------------------------------------------------------------
 
@@ -196,20 +209,21 @@ class Flow(Generic[T]):
                     self._arrived.set()
                     continue
                 self.ahead += 1
+                unit.deliver = functools.partial(self._deliver, unit)
                 requests = unit.requests()
                 # The next is asked for when there is a place: by then the unit may have enough.
                 while (request := next(requests, None)) is not None:
                     self._begin(unit, request)
                     await self._room.acquire()
                 self._room.release()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it is raised where results are taken
             self._fail(error)
 
     async def _wanted(self) -> None:
         """Waits until another unit may be begun, and there may be one."""
         while not (
             (self._again or not self._exhausted)
-            and (self._untaken is None or self.ahead < self._untaken)
+            and (self._untaken is None or self.ahead + self._held < self._untaken)
             and (self._target is None or self._taken + self.ahead < self._target)
         ):
             self._wanting.clear()
@@ -224,7 +238,7 @@ class Flow(Generic[T]):
 
     def _begin(self, unit: Unit[T], request: RolloutRequest) -> None:
         flight = Flight(request, self._stages.counts, functools.partial(self._settled, unit))
-        flight.task = asyncio.create_task(self._stages.fly(flight))
+        flight.task = self.loop.create_task(self._stages.fly(flight))
         self.flights.add(flight)
         unit.begun(flight)
         flight.task.add_done_callback(functools.partial(self._ended, flight))
@@ -232,15 +246,19 @@ class Flow(Generic[T]):
     # -- ending --------------------------------------------------------------------------------------------------------
 
     def _settled(self, unit: Unit[T], flight: Flight) -> None:
+        if self._error is None:
+            try:
+                unit.settled(flight)
+            except Exception as error:  # noqa: BLE001 - it is raised where results are taken
+                self._fail(error)
+
+    def _deliver(self, unit: Unit[T], result: T) -> None:
         if self._error is not None:
             return
         try:
-            result = unit.settled(flight)
-            kept = result is None or self._keep is None or self._keep(result)
-        except Exception as error:
+            kept = self._keep is None or self._keep(result)
+        except Exception as error:  # noqa: BLE001 - it is raised where results are taken
             self._fail(error)
-            return
-        if result is None:
             return
         if not kept:
             self._left()

@@ -84,6 +84,7 @@ class GroupUnit(Unit[Group]):
         self._valid = 0
         self._reason: Reason | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._delivered = False
 
     def requests(self) -> Iterator[RolloutRequest]:
         """Yields the rollouts of the group, until there are enough."""
@@ -96,11 +97,41 @@ class GroupUnit(Unit[Group]):
         """Takes a rollout that has begun."""
         self._begun.append(flight)
 
-    def settled(self, flight: Flight) -> Group | None:
-        """Takes a rollout that is settled; the last one completes the group."""
-        self._ended.append(flight.trajectory)
-        self._valid += flight.trajectory.valid
-        if self._reason is None and (reason := self._enough()) is not None:
-            # Each that is cancelled comes back here, before this goes on; the last of them brings the group.
-            pass
-        return None
+    def settled(self, flight: Flight) -> None:
+        """Takes a rollout that is settled."""
+        trajectory, grouping = flight.trajectory, self._grouping
+        self._ended.append(trajectory)
+        self._valid += trajectory.valid
+        if self._reason is not None:  # it was cancelled below, or by somebody else meanwhile
+            self._deliver_if_complete()
+        elif len(self._ended) == grouping.size + grouping.extra:
+            self._stop("all")
+        elif self._valid == grouping.size:
+            self._stop("count")
+        elif grouping.enough is not None and grouping.enough(self._ended):
+            self._stop("enough")
+        elif grouping.patience is not None and self._timer is None and len(self._ended) * 2 >= grouping.size:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(grouping.patience, self._stop, "time")
+
+    def _stop(self, reason: Reason) -> None:
+        """Cancels what is still in flight: there is enough."""
+        self._reason = reason
+        if self._timer is not None:
+            self._timer.cancel()
+        for flight in self._begun:
+            flight.cancel()
+        self._deliver_if_complete()
+
+    def _deliver_if_complete(self) -> None:
+        if self._delivered or len(self._ended) < len(self._begun):
+            return
+        self._delivered = True
+        size = self._grouping.size
+        # The order of their ends, those without a reward last.
+        ended = sorted(self._ended, key=lambda trajectory: not trajectory.valid)
+        missing = range(len(ended), size)  # those for which there has been no place yet
+        ended += [blank(replace(self.request, index=index)) for index in missing]
+        group, spare = (sorted(some, key=lambda each: each.index) for some in (ended[:size], ended[size:]))
+        assert self._reason is not None
+        self.deliver(Group(self.request, group, spare, self._reason))

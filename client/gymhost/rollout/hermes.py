@@ -1,4 +1,4 @@
-"""Hermes' way of calling tools and of thinking: `<tool_call>{json}</tool_call>` and `<think>`, as many models have it."""
+"""How Hermes, and many models since, call tools and think: `<tool_call>{json}</tool_call>` and `<think>`."""
 
 import json
 import re
@@ -39,13 +39,14 @@ def _call(renderers: Any, raw: str, *, closed: bool) -> Any:
     if not closed:
         return renderers.ParsedToolCall(raw=raw, status=status.UNCLOSED_BLOCK)
     try:
-        call = json.loads(raw)
+        call: Any = json.loads(raw)
     except (ValueError, RecursionError):
         return renderers.ParsedToolCall(raw=raw, status=status.INVALID_JSON)
-    name: Any = cast(dict[str, Any], call).get("name") if isinstance(call, dict) else None
+    fields = cast(dict[str, Any], call) if isinstance(call, dict) else {}
+    name = fields.get("name")
     if not (isinstance(name, str) and name):
         return renderers.ParsedToolCall(raw=raw, status=status.MISSING_NAME)
-    return renderers.ParsedToolCall(raw=raw, name=name, arguments=call.get("arguments", {}))
+    return renderers.ParsedToolCall(raw=raw, name=name, arguments=fields.get("arguments", {}))
 
 
 def describe_tools(tools: Sequence[Any]) -> str:

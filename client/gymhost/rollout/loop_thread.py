@@ -1,10 +1,8 @@
 """An event loop on a thread of its own, for callers that have none."""
 
 import asyncio
-import queue
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Iterator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 __all__ = ["LoopThread"]
@@ -30,9 +28,14 @@ class LoopThread:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.get_loop().run_forever()
 
+    @property
+    def current(self) -> bool:
+        """Whether the caller is on this thread."""
+        return threading.current_thread() is self._thread
+
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine to its end; if the wait is interrupted (Ctrl-C), cancels it and lets it clean up."""
-        if threading.current_thread() is self._thread:
+        if self.current:
             coroutine.close()
             raise RuntimeError("a coroutine can await this; call the async method instead")
         done = threading.Event()
@@ -62,30 +65,27 @@ class LoopThread:
             raise
 
     def iterate(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
-        """Yields what an asynchronous generator yields; leaving early closes it."""
-        arrived: queue.SimpleQueue[tuple[T] | BaseException | None] = queue.SimpleQueue()
-        done = threading.Event()
+        """Yields what an asynchronous generator yields, one when one is asked for; leaving early closes it."""
 
-        async def pump() -> None:
-            try:
-                async with aclosing(items):
-                    async for item in items:
-                        arrived.put((item,))
-                arrived.put(None)
-            except BaseException as error:  # noqa: BLE001 - it is raised where the items are taken
-                arrived.put(error)
-            finally:
-                done.set()
+        async def following() -> tuple[T] | None:
+            async for item in items:
+                return (item,)
+            return None
 
-        future = asyncio.run_coroutine_threadsafe(pump(), self._loop)
         try:
-            while (item := arrived.get()) is not None:
-                if isinstance(item, BaseException):
-                    raise item
+            while (item := self.run(following())) is not None:
                 yield item[0]
         finally:
-            if not done.is_set() and future.cancel():
-                done.wait(_CLEANUP_SECONDS)
+            if self._thread.is_alive() and not self.current:
+                self.run(items.aclose())
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Calls a function in the loop."""
+
+        async def body() -> T:
+            return function()
+
+        return self.run(body())
 
     def close(self) -> None:
         """Stops the loop and waits for the thread."""

@@ -1,10 +1,15 @@
 """Values of any kind as what JSON can hold."""
 
 import base64
+import dataclasses
 import io
 import math
+import os
 import sys
+from collections.abc import Mapping
 from typing import Any, cast
+
+from pydantic import BaseModel
 
 __all__ = ["data_url", "plain", "text"]
 
@@ -23,8 +28,9 @@ def plain(value: Any, depth: int = _DEPTH) -> Any:
     """Returns `value` as what JSON can hold.
 
     Bytes and pictures become data URLs, so that nothing of an image block is lost; arrays and scalars of NumPy become
-    lists and numbers; floats that are no finite numbers become text ("nan", "inf"), since JSON has no such numbers;
-    halves of surrogate pairs are escaped, since UTF-8 can't hold them. Whatever else there is becomes its `repr`.
+    lists and numbers, sets lists, dataclasses and pydantic models dicts, and paths text; floats that are no finite
+    numbers become text ("nan", "inf"), since JSON has no such numbers; halves of surrogate pairs are escaped, since
+    UTF-8 can't hold them. Whatever else there is becomes its `repr`.
 
     Args:
         value: Anything, such as a message or the info of an environment.
@@ -40,17 +46,35 @@ def plain(value: Any, depth: int = _DEPTH) -> Any:
         return int(value)
     if isinstance(value, bytes | bytearray | memoryview):
         return data_url(bytes(cast(bytes, value)))
-    if isinstance(value, dict | list | tuple) and depth == 0:
-        return text(repr(cast(object, value)))
-    if isinstance(value, dict):
-        return {text(str(key)): plain(item, depth - 1) for key, item in cast(dict[Any, Any], value).items()}
-    if isinstance(value, list | tuple):
-        return [plain(item, depth - 1) for item in cast(list[Any], value)]
-    if hasattr(value, "tolist"):  # an array or a scalar, of NumPy or of torch
-        return plain(value.tolist(), depth - 1) if depth else text(repr(value))
+    if isinstance(value, os.PathLike):
+        return text(os.fsdecode(cast(os.PathLike[str], value)))
     if _is_picture(value):
         return _picture_url(value)
-    return text(repr(value))
+    inner = _inner(value)
+    if inner is None or depth == 0:
+        return text(repr(value))
+    if isinstance(inner, dict):
+        return {text(str(key)): plain(item, depth - 1) for key, item in cast(dict[Any, Any], inner).items()}
+    if isinstance(inner, list):
+        return [plain(item, depth - 1) for item in cast(list[Any], inner)]
+    return plain(inner, depth - 1)
+
+
+def _inner(value: Any) -> Any:
+    """What a container holds, as a dict, a list or, of an array without dimensions, a scalar; None if it is none."""
+    if isinstance(value, Mapping):
+        return dict(cast(Mapping[Any, Any], value))
+    if isinstance(value, list | tuple):
+        return list(cast(list[Any], value))
+    if isinstance(value, set | frozenset):
+        return sorted(cast(set[Any], value), key=repr)
+    if hasattr(value, "tolist"):  # an array or a scalar, of NumPy or of torch
+        return value.tolist()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, BaseModel):
+        return value.model_dump()
+    return None
 
 
 def text(value: str) -> str:

@@ -3,12 +3,23 @@
 import asyncio
 import math
 import time
-from typing import Any
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar, cast
 
 from gymhost.rollout.chat import Chat, Message
+from gymhost.rollout.continuing import sample_turn
 from gymhost.rollout.conversation import Conversation, as_messages
-from gymhost.rollout.faults import bound
-from gymhost.rollout.generators.base import Generation, Generator, GeneratorError, PromptTooLong, Sampling
+from gymhost.rollout.dialogue import Dialogue
+from gymhost.rollout.faults import StageTimeout, bound
+from gymhost.rollout.generators.base import (
+    ChatGenerator,
+    Generation,
+    Generator,
+    GeneratorError,
+    PromptTooLong,
+    Response,
+    Sampling,
+)
 from gymhost.rollout.requests import Limits
 from gymhost.rollout.sessions import Session
 from gymhost.rollout.trajectory import Outcome, Trajectory, Turn
@@ -16,13 +27,15 @@ from gymhost.rollout.turnstile import Turnstile
 
 __all__ = ["Play"]
 
+T = TypeVar("T")
+
 
 class Play:
     """Plays one episode in a session that has been reset, and writes it into a trajectory.
 
     Args:
-        chat: Turns messages into ids and back.
-        generator: Samples.
+        chat: Turns messages into ids and back; None with a chat endpoint, whose trajectories have no rows.
+        generator: Samples, or with a chat endpoint answers.
         session: Where the steps are taken.
         trajectory: What is written; it is whole after every await.
         limits: What ends the episode.
@@ -33,8 +46,8 @@ class Play:
 
     def __init__(
         self,
-        chat: Chat,
-        generator: Generator,
+        chat: Chat | None,
+        generator: Generator | ChatGenerator,
         session: Session,
         trajectory: Trajectory,
         limits: Limits,
@@ -47,11 +60,15 @@ class Play:
         self._session = session
         self._trajectory = trajectory
         self._limits = limits
-        self._stop = tuple(dict.fromkeys((*sampling.stop_token_ids, *chat.stop_token_ids)))
+        ends = () if chat is None else chat.stop_token_ids
+        self._stop = tuple(dict.fromkeys((*sampling.stop_token_ids, *ends)))
         self._sampling = sampling
         self._turn_tokens = min(limits.turn_tokens, sampling.max_tokens)
         self._name = name
         self._turnstile = turnstile
+        self._stepping = False
+        self._ended = False
+        self._unscored = False
 
     async def run(self, observation: Any, info: dict[str, Any]) -> bool:
         """Plays to the end.
@@ -67,7 +84,8 @@ class Play:
         trajectory = self._trajectory
         self._speaks_text = isinstance(observation, str)
         self._note(info)
-        conversation = Conversation(self._chat, as_messages(observation), self._session.tools)
+        opening, tools = as_messages(observation), self._session.tools
+        conversation = Dialogue(opening, tools) if self._chat is None else Conversation(self._chat, opening, tools)
         trajectory.tools = [dict(tool) for tool in conversation.tools]
         trajectory.messages = conversation.messages
         trajectory.token_rows = conversation.rows
@@ -80,16 +98,42 @@ class Play:
             if not scope.expired():
                 raise
             outcome = Outcome(kind="truncated", limit="episode_seconds")
-            healthy = False  # a step may still be running in it
+            healthy = not self._stepping  # else a step may still be running in it
         if outcome.kind == "truncated":
             conversation.drop_unanswered()
         outcome.turn = len(trajectory.turns)
         trajectory.outcome = outcome
-        paid = [turn.reward for turn in trajectory.turns]
-        trajectory.reward = None if None in paid else sum(reward for reward in paid if reward is not None)
+        if self._session.evaluates:
+            self._unscored = healthy and (not self._ended or "evaluation_due" in trajectory.info)
+        if not self._unscored:
+            # What nobody can score any more is not known, and no 0.0.
+            self._sum_up(0.0 if healthy or not self._session.evaluates else None)
         return healthy
 
-    async def _turns(self, conversation: Conversation, scope: asyncio.Timeout) -> Outcome:
+    async def evaluate(self) -> None:
+        """Has the environment score the episode, where it does so apart from its steps."""
+        if not self._unscored:
+            return
+        outcome = self._trajectory.outcome
+        limit = outcome.limit if outcome.kind == "truncated" else None
+        _, reward, _, _, info = await self._session.evaluate(limit, timeout=self._limits.eval_seconds)
+        before = self._trajectory.info
+        before.pop("evaluation_due", None)
+        self._note(before | info)
+        self._sum_up(None if info.get("reward_invalid") else _finite(reward))
+
+    def _sum_up(self, last: float | None) -> None:
+        """Sums up what the environment paid; what it paid at the end belongs to the last turn."""
+        trajectory = self._trajectory
+        if trajectory.turns:
+            turn = trajectory.turns[-1]
+            turn.reward = None if last is None or turn.reward is None else turn.reward + last
+            paid = [turn.reward for turn in trajectory.turns]
+        else:
+            paid = [last]
+        trajectory.reward = None if None in paid else sum(reward for reward in paid if reward is not None)
+
+    async def _turns(self, conversation: Conversation | Dialogue, scope: asyncio.Timeout) -> Outcome:
         limits = self._limits
         while True:
             room, limit = self._room(conversation)
@@ -97,17 +141,19 @@ class Play:
                 return Outcome(kind="truncated", limit=limit)
             if self._turnstile.shut:
                 await self._turnstile.passed(scope)
-            start = len(conversation.row.completion_ids)
-            turn = Turn(row=len(conversation.rows) - 1, start=start, policy_version=self._generator.policy_version)
+            turn = Turn(
+                row=len(conversation.rows) - 1,
+                start=len(conversation.rows[-1].completion_ids) if conversation.rows else 0,
+                policy_version=self._generator.policy_version,
+                begun=max(0.0, time.time() - self._trajectory.created),
+            )
             self._trajectory.turns.append(turn)
             try:
-                generation = await self._generate(conversation, turn, room)
+                message = await self._speak(conversation, turn, room, scope)
             except PromptTooLong as error:
                 self._trajectory.turns.pop()
                 return Outcome(kind="truncated", limit="context_tokens", message=str(error))
-            complete = generation.finish_reason != "length"
-            message = conversation.add_sampled(generation, complete=complete)
-            if not complete:
+            if turn.finish_reason == "length":
                 # The model's own context can be smaller than what the budgets allow.
                 return Outcome(kind="truncated", limit=limit if turn.tokens >= room else "context_tokens")
             observation, terminated, truncated, info = await self._step(message, turn)
@@ -124,39 +170,68 @@ class Play:
                 return Outcome(kind="truncated", limit=limit)
             conversation.add(extension)
 
-    async def _generate(self, conversation: Conversation, turn: Turn, room: int) -> Generation:
-        begun = time.perf_counter()
-        sampling = self._sampling
-        sampling = Sampling(
-            sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, room, self._stop, sampling.seed
-        )
+    async def _speak(
+        self, conversation: Conversation | Dialogue, turn: Turn, room: int, scope: asyncio.Timeout
+    ) -> Message:
+        """Has the model take a turn, which may be cut and gone on with, and adds it to the conversation."""
         request_id = f"{self._name}/{len(self._trajectory.turns)}"
+        if isinstance(conversation, Dialogue):
+            endpoint = cast(ChatGenerator, self._generator)
+            asked = endpoint.respond(
+                conversation.messages, conversation.tools, self._sampling_of(room), request_id=request_id
+            )
+            response: Response = await self._generated(turn, asked)
+            turn.tokens = response.completion_tokens
+            turn.finish_reason = response.finish_reason
+            turn.generator = endpoint.name
+            message = conversation.add_sampled(response, complete=response.finish_reason != "length")
+        else:
+            generator = cast(Generator, self._generator)
+
+            async def sample(prompt_ids: Sequence[int], tokens: int) -> Generation:
+                if self._turnstile.shut:
+                    await self._turnstile.passed(scope)
+                asked = generator.generate(prompt_ids, self._sampling_of(tokens), request_id=request_id)
+                return await self._generated(turn, asked)
+
+            said = await sample_turn(sample, conversation.row.ids, room, self._stop)
+            turn.tokens = len(said.token_ids)
+            turn.policy_version = said.policy_version
+            turn.mixed_versions = said.mixed_versions
+            turn.finish_reason = said.finish_reason
+            turn.generator = said.generator
+            message = conversation.add_sampled(said, complete=said.finish_reason != "length")
+        turn.calls = len(message.get("tool_calls", ()))
+        self._turnstile.tokens += turn.tokens
+        return message
+
+    def _sampling_of(self, tokens: int) -> Sampling:
+        sampling = self._sampling
+        return Sampling(
+            sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, tokens, self._stop, sampling.seed
+        )
+
+    async def _generated(self, turn: Turn, asked: Awaitable[T]) -> T:
+        """Awaits the generator, within its time, so that what it raises is not taken for the environment's."""
+        begun = time.perf_counter()
         self._turnstile.generating += 1
         try:
             async with bound("generation_seconds", self._limits.generation_seconds, "generator"):
-                generation = await self._sample(conversation.row.ids, sampling, request_id)
+                return await asked
+        except (GeneratorError, StageTimeout):
+            raise
+        except Exception as error:
+            raise GeneratorError(f"{type(error).__name__}: {error}") from error
         finally:
             self._turnstile.generating -= 1
-            turn.generation_seconds = time.perf_counter() - begun
-            self._trajectory.timings.generation += turn.generation_seconds
-        turn.tokens = len(generation.token_ids)
-        self._turnstile.tokens += turn.tokens
-        turn.policy_version = generation.policy_version
-        turn.mixed_versions = generation.mixed_versions
-        turn.finish_reason = generation.finish_reason
-        return generation
-
-    async def _sample(self, prompt_ids: list[int], sampling: Sampling, request_id: str) -> Generation:
-        try:
-            return await self._generator.generate(prompt_ids, sampling, request_id=request_id)
-        except GeneratorError:
-            raise
-        except Exception as error:  # so that it is not taken for the environment's
-            raise GeneratorError(f"{type(error).__name__}: {error}") from error
+            seconds = time.perf_counter() - begun
+            turn.generation_seconds += seconds
+            self._trajectory.timings.generation += seconds
 
     async def _step(self, message: Message, turn: Turn) -> tuple[Any, bool, bool, dict[str, Any]]:
         begun = time.perf_counter()
         action = message["content"] if self._speaks_text else message
+        self._stepping = True
         try:
             observation, reward, terminated, truncated, info = await self._session.step(
                 action, timeout=self._limits.step_seconds
@@ -164,6 +239,8 @@ class Play:
         finally:
             turn.environment_seconds = time.perf_counter() - begun
             self._trajectory.timings.environment += turn.environment_seconds
+        self._stepping = False
+        self._ended = terminated or truncated
         turn.reward = None if info.get("reward_invalid") else _finite(reward)
         self._note(info)
         return observation, terminated, truncated, info
@@ -177,7 +254,7 @@ class Play:
         if trajectory.task is None and isinstance(task, int):  # an info may hold anything under that name
             trajectory.task = task
 
-    def _room(self, conversation: Conversation) -> tuple[int, str]:
+    def _room(self, conversation: Conversation | Dialogue) -> tuple[int, str]:
         """How many tokens the next turn may sample, and the name of the limit that says so."""
         limits = self._limits
         room, name = self._turn_tokens, "turn_tokens"
@@ -191,11 +268,10 @@ class Play:
                 room, name = budget - used, limit
         return room, name
 
-    def _passed(self, conversation: Conversation, tokens: int) -> str | None:
+    def _passed(self, conversation: Conversation | Dialogue, tokens: int) -> str | None:
         """The name of the limit that leaves no room to sample in a context of so many tokens."""
         limits = self._limits
-        first = len(conversation.rows[0].prompt_ids)
-        if limits.completion_tokens is not None and tokens - first >= limits.completion_tokens:
+        if limits.completion_tokens is not None and tokens - conversation.first_tokens >= limits.completion_tokens:
             return "completion_tokens"
         if limits.context_tokens is not None and tokens >= limits.context_tokens:
             return "context_tokens"

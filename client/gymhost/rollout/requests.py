@@ -6,7 +6,7 @@ from typing import Any
 
 from gymhost.rollout.generators.base import Sampling
 
-__all__ = ["Concurrency", "Limits", "RolloutRequest", "grouped"]
+__all__ = ["Concurrency", "Limits", "RolloutRequest", "grouped", "named"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,18 @@ def grouped(requests: Iterable[RolloutRequest], size: int) -> list[RolloutReques
     """
     result: list[RolloutRequest] = []
     for place, request in enumerate(requests):
-        named = replace(
-            request,
-            group=str(place) if request.group is None else request.group,
-            seed=place if request.seed is None else request.seed,
-        )
-        result.extend(replace(named, index=index) for index in range(size))
+        of_group = named(request, place)
+        result.extend(replace(of_group, index=index) for index in range(size))
     return result
+
+
+def named(request: RolloutRequest, place: int) -> RolloutRequest:
+    """A request for a group: without a name it gets its place as that, and without a seed as its seed."""
+    return replace(
+        request,
+        group=str(place) if request.group is None else request.group,
+        seed=place if request.seed is None else request.seed,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +80,8 @@ class Limits:
         init_seconds: Opening the session and its reset.
         generation_seconds: One generation.
         step_seconds: One step of the environment; without one the environment's own limit holds.
-        eval_seconds: Closing the session. Overrunning is logged and does no harm to the rollout.
+        eval_seconds: Scoring the episode, and closing the session. That a close overruns is logged and does no harm to
+            the rollout.
         retries: How often a rollout is started again after a fault of the infrastructure or of a generator.
     """
 
@@ -88,7 +94,7 @@ class Limits:
     init_seconds: float = 300.0
     generation_seconds: float = 600.0
     step_seconds: float | None = None
-    eval_seconds: float = 60.0
+    eval_seconds: float = 300.0
     retries: int = 2
 
     def __post_init__(self) -> None:

@@ -34,6 +34,17 @@ class Session(Protocol):
         """Takes one step."""
         ...
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether the environment knows the option `evaluate_apart`, and `evaluate`."""
+        ...
+
+    async def evaluate(
+        self, limit: str | None = None, *, timeout: float | None = None
+    ) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Scores an episode that has ended unscored, or ends it here because of a limit and scores it."""
+        ...
+
 
 class Source(Protocol):
     """What opens sessions: a connection of `gymhost.client`, or anything alike."""
@@ -100,6 +111,8 @@ class Sessions:
             options.setdefault("task", request.task)
         if request.split is not None:
             options.setdefault("split", request.split)
+        if lease.session.evaluates:
+            options["evaluate_apart"] = True
         return await lease.session.reset(seed=request.seed, options=options or None)
 
     async def end(self, lease: Lease, *, healthy: bool) -> None:

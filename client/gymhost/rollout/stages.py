@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from gymhost.rollout.chat import Chat
 from gymhost.rollout.faults import Abandoned, bound, outcome_of, retryable
 from gymhost.rollout.flight import Flight
-from gymhost.rollout.generators.base import Generator, Sampling
+from gymhost.rollout.generators.base import ChatGenerator, Generator, Sampling
 from gymhost.rollout.play import Play
 from gymhost.rollout.requests import Concurrency, Limits
 from gymhost.rollout.sessions import Lease, Sessions
@@ -31,7 +31,7 @@ class Stages:
 
     Args:
         sessions: Where their sessions come from.
-        chat: Turns messages into ids and back.
+        chat: Turns messages into ids and back; None with a chat endpoint.
         generator: Samples.
         sampling: How, unless a request says otherwise.
         limits: What ends a rollout.
@@ -41,8 +41,8 @@ class Stages:
     def __init__(
         self,
         sessions: Sessions,
-        chat: Chat,
-        generator: Generator,
+        chat: Chat | None,
+        generator: Generator | ChatGenerator,
         sampling: Sampling,
         limits: Limits,
         concurrency: Concurrency,
@@ -117,7 +117,8 @@ class Stages:
                     healthy = await play.run(observation, info)
             flight.move("eval")
             async with self._place(flight, self._eval, "eval"):
-                await self._evaluate(flight, lease)
+                async with bound("eval_seconds", limits.eval_seconds, "environment"):
+                    await play.evaluate()
                 flight.close(scored=True)
                 ended, lease = lease, None
                 await self._sessions.end(ended, healthy=healthy)
@@ -127,11 +128,10 @@ class Stages:
                 flight.close(scored=False)
                 await self._sessions.end(lease, healthy=False)
 
-    async def _evaluate(self, flight: Flight, lease: Lease) -> None:
-        """Has the environment score what the rollout came to, within `Limits.eval_seconds`."""
-
     @asynccontextmanager
-    async def _place(self, flight: Flight, places: asyncio.Semaphore, stage: Stage | None = None) -> AsyncGenerator[None]:
+    async def _place(
+        self, flight: Flight, places: asyncio.Semaphore, stage: Stage | None = None
+    ) -> AsyncGenerator[None]:
         """Holds a place, and books the time: that of waiting for it and, in a stage, that of being there."""
         timings = flight.trajectory.timings
         asked = time.perf_counter()

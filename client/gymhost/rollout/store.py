@@ -281,9 +281,12 @@ def _lines(path: Path) -> Iterator[bytes]:
     except FileNotFoundError:
         return
     with file:
+        left = os.fstat(file.fileno()).st_size  # and no more than that: a writer may be faster than whoever reads
         for line in file:
-            if line.endswith(b"\n"):  # the last one may be being written
-                yield line
+            left -= len(line)
+            if left < 0 or not line.endswith(b"\n"):  # the last one may be being written
+                return
+            yield line
 
 
 def _cut_half_line(path: Path, file: io.FileIO) -> None:

@@ -6,6 +6,7 @@ difference is used only if the template left everything before it as it was, and
 said it. Where it does not, nothing is appended: `extension` returns None, and the conversation begins a new row.
 """
 
+import importlib
 import itertools
 import logging
 import re
@@ -26,7 +27,7 @@ Parser = Callable[[str], Any]
 """Reads the text of a turn into a `renderers.ParsedResponse`."""
 
 _PROBE = "probe-3f7a"
-_CALL = {"id": "call00000", "type": "function", "function": {"name": _PROBE, "arguments": {}}}
+_CALL: Message = {"id": "call00000", "type": "function", "function": {"name": _PROBE, "arguments": {}}}
 _TOOL = {"type": "function", "function": {"name": _PROBE, "description": "", "parameters": {"type": "object"}}}
 _USER: Message = {"role": "user", "content": "x"}
 
@@ -53,12 +54,21 @@ class TemplateRenderer:
         named = config.tool_parser or config.reasoning_parser
         self._parsers: Any = require("renderers", "rollout").DefaultRenderer(tokenizer, config) if named else None
         self._parser = parser or read_hermes
+        self._wants_blocks = False
+        if _PROBE not in self._probe([{"role": "user", "content": _PROBE}]):
+            self._wants_blocks = True
+            self._wants_blocks = _PROBE in self._probe([{"role": "user", "content": _PROBE}])
         self._knows_tools = _PROBE in self._probe([_USER], tools=[_TOOL])
         self._knows_calls = _PROBE in self._probe([_USER, {"role": "assistant", "content": "", "tool_calls": [_CALL]}])
         self._knows_reasoning = _PROBE in self._probe(
             [_USER, {"role": "assistant", "content": "x", "reasoning_content": _PROBE}]
         )
-        self._knows_answers = _PROBE in self._probe([_USER, self._asked(), {"role": "tool", "content": _PROBE}])
+        answer: Message = {"role": "tool", "tool_call_id": _CALL["id"], "name": _PROBE, "content": _PROBE}
+        said: Message = {"role": "assistant", "content": "x"}
+        self._knows_loose_answers = _PROBE * 2 in self._probe([_USER, said, {**answer, "content": _PROBE * 2}])
+        self._knows_answers = _PROBE * 2 in self._probe(
+            [_USER, {**said, "tool_calls": [_CALL]}, {**answer, "content": _PROBE * 2}]
+        )
         self._knows_system = _PROBE in self._probe([{"role": "system", "content": _PROBE}, _USER])
         self._close = self._find_close()
         self._stop_ids = self._find_stop_ids()
@@ -83,7 +93,7 @@ class TemplateRenderer:
         if self._parsers is not None:
             return self._parsers.parse_response(token_ids, tools=tools, prompt_ids=prompt_ids)
         text = self._tokenizer.read(self._body(token_ids))
-        if self._begins_in_thought(prompt_ids or []):
+        if self._begins_in_thought(prompt_ids or []) and not text.lstrip().startswith("<think>"):
             text = "<think>" + text
         response = self._parser(text)
         response.content = as_said(response.content)
@@ -198,8 +208,11 @@ class TemplateRenderer:
             ) from error
 
     def _apply(self, messages: Sequence[Message], tools: Any, add_generation_prompt: bool = False) -> str:
+        shown = list(messages)
+        if self._wants_blocks:
+            shown = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in shown]
         return self._tokenizer.apply_chat_template(
-            list(messages),
+            shown,
             tools=tools,
             tokenize=False,
             **{**self._arguments, "add_generation_prompt": add_generation_prompt},
@@ -208,17 +221,15 @@ class TemplateRenderer:
     def _probe(self, messages: Sequence[Message], tools: Any = None) -> str:
         try:
             return self._apply(messages, tools)
-        except Exception:  # which is an answer too
+        except Exception:  # noqa: BLE001 - whatever it is, the template does not know this
             return ""
-
-    def _asked(self) -> Message:
-        return {"role": "assistant", "content": "x", **({"tool_calls": [_CALL]} if self._knows_calls else {})}
 
     def _speakable(self, messages: Sequence[Message], tools: Any) -> list[Message]:
         """The messages in what the template has words for."""
         shown: list[Message] = []
         for is_answer, run in itertools.groupby(messages, key=lambda message: message.get("role") == "tool"):
-            if is_answer and not self._knows_answers:
+            asked = bool(shown and shown[-1].get("tool_calls"))
+            if is_answer and not (self._knows_loose_answers or (asked and self._knows_answers)):
                 answers = [f"<tool_response>\n{message['content']}\n</tool_response>" for message in run]
                 shown.append({"role": "user", "content": "\n".join(answers)})
             else:
@@ -244,7 +255,7 @@ class TemplateRenderer:
         return self._tokenizer.read(prompt_ids[-16:]).rstrip().endswith("<think>")
 
     def _find_close(self) -> str:
-        """The spelling of the control token that the template puts after a turn of the model; empty if there is none."""
+        """The control token that the template puts after a turn of the model, as it is spelled; empty without one."""
         written = self._probe([_USER, {"role": "assistant", "content": _PROBE}]).rpartition(_PROBE)[2]
         controls = sorted(self._tokenizer.controls, key=len, reverse=True)
         match = re.search("|".join(map(re.escape, controls)), written) if controls else None
@@ -257,7 +268,11 @@ class TemplateRenderer:
 
     def _tell(self, parser: Parser | None, named: str | None) -> None:
         way = (
-            "as you say" if parser else f"by {named!r}" if named else "in Hermes' way (<tool_call>{json}</tool_call>, <think>)"
+            "as you say"
+            if parser
+            else f"by {named!r}"
+            if named
+            else "in Hermes' way (<tool_call>{json}</tool_call>, <think>)"
         )
         gaps = {
             "tools (they are described in the first message)": self._knows_tools,
@@ -279,9 +294,8 @@ class TemplateRenderer:
 def _configured_eos(name: str) -> list[int]:
     """What the generation config beside the tokenizer says, if one is on this machine."""
     try:
-        from transformers import GenerationConfig
-
-        eos: Any = GenerationConfig.from_pretrained(name, local_files_only=True).eos_token_id
+        transformers: Any = importlib.import_module("transformers")
+        eos: Any = transformers.GenerationConfig.from_pretrained(name, local_files_only=True).eos_token_id
     except (ImportError, OSError, ValueError):  # another kind of tokenizer, or no such file
         return []
     return [] if eos is None else [eos] if isinstance(eos, int) else cast(list[int], list(eos))

@@ -1,36 +1,69 @@
 """Generators: what turns prompt token ids into sampled token ids.
 
 Each lives in a module of its own, imported when it is first used: `ScriptedGenerator` (fixed answers),
-`TransformersGenerator`, `VllmServerGenerator` (HTTP) and `VllmEngineGenerator` (an engine in this process).
+`TransformersGenerator`, `VllmServerGenerator` (HTTP), `VllmEngineGenerator` (an engine in this process) and
+`GeneratorPool` (several as one). `ChatEndpointGenerator` answers in messages instead, and is for evaluation.
+`DiskWeights` and `TransferWeights` are how new weights reach a vLLM server.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from gymhost.rollout.generators.base import Generation, Generator, GeneratorError, PromptTooLong, Sampling
+from gymhost.rollout.generators.base import (
+    ChatGenerator,
+    Generation,
+    Generator,
+    GeneratorError,
+    GeneratorGone,
+    InFlight,
+    PromptTooLong,
+    Response,
+    Sampling,
+    Updatable,
+)
 from gymhost.rollout.generators.scripted import Reply, ScriptedGenerator
 
 if TYPE_CHECKING:
+    from gymhost.rollout.generators.chat_endpoint import ChatEndpointGenerator
+    from gymhost.rollout.generators.pool import GeneratorPool, Member
     from gymhost.rollout.generators.transformers import TransformersGenerator
     from gymhost.rollout.generators.vllm_engine import VllmEngineGenerator
     from gymhost.rollout.generators.vllm_server import VllmServerGenerator
+    from gymhost.rollout.generators.weight_sync import DiskWeights, TransferWeights, WeightSync
 
 __all__ = [
+    "ChatEndpointGenerator",
+    "ChatGenerator",
+    "DiskWeights",
     "Generation",
     "Generator",
     "GeneratorError",
+    "GeneratorGone",
+    "GeneratorPool",
+    "InFlight",
+    "Member",
     "PromptTooLong",
     "Reply",
+    "Response",
     "Sampling",
     "ScriptedGenerator",
+    "TransferWeights",
     "TransformersGenerator",
+    "Updatable",
     "VllmEngineGenerator",
     "VllmServerGenerator",
+    "WeightSync",
 ]
 
 _LAZY = {
+    "ChatEndpointGenerator": "gymhost.rollout.generators.chat_endpoint",
+    "DiskWeights": "gymhost.rollout.generators.weight_sync",
+    "GeneratorPool": "gymhost.rollout.generators.pool",
+    "Member": "gymhost.rollout.generators.pool",
+    "TransferWeights": "gymhost.rollout.generators.weight_sync",
     "TransformersGenerator": "gymhost.rollout.generators.transformers",
     "VllmEngineGenerator": "gymhost.rollout.generators.vllm_engine",
     "VllmServerGenerator": "gymhost.rollout.generators.vllm_server",
+    "WeightSync": "gymhost.rollout.generators.weight_sync",
 }
 
 

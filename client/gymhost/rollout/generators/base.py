@@ -154,7 +154,7 @@ class Updatable(Generator, Protocol):
         """
         ...
 
-    async def load(self, weights: Any, version: int) -> None:
+    async def load_weights(self, weights: Any, version: int) -> None:
         """Changes the weights of a generator that is paused, and forgets what older ones have cached.
 
         Raises:

@@ -2,11 +2,14 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from gymhost.rollout.generators.base import GeneratorError, InFlight
 
-__all__ = ["Gate", "Updates", "WeightsRefused"]
+__all__ = ["Gate", "Updates", "WeightsRefused", "to_the_end"]
+
+T = TypeVar("T")
 
 
 class WeightsRefused(GeneratorError):
@@ -65,7 +68,7 @@ class Gate:
 
 
 class Updates(ABC):
-    """Makes an update out of `pause`, `load` and `resume`; see `Updatable` for what each does."""
+    """Makes an update out of `pause`, `load_weights` and `resume`; see `Updatable` for what each does."""
 
     def __init__(self) -> None:
         self._gate = Gate()
@@ -79,7 +82,7 @@ class Updates(ABC):
             ready = await self._prepare(weights, version)
             await self.pause(in_flight, patience=patience)
             try:
-                await self.load(ready, version)
+                await self.load_weights(ready, version)
             finally:
                 await self.resume()
 
@@ -88,7 +91,7 @@ class Updates(ABC):
         """Lets no request begin, and returns once those in flight have ended, or with "keep" stand still."""
 
     @abstractmethod
-    async def load(self, weights: Any, version: int) -> None:
+    async def load_weights(self, weights: Any, version: int) -> None:
         """Changes the weights of a generator that is paused, and forgets what older ones have cached."""
 
     @abstractmethod
@@ -98,3 +101,13 @@ class Updates(ABC):
     async def _prepare(self, weights: Any, _version: int) -> Any:
         """Gets the weights ready while requests still run."""
         return weights
+
+
+async def to_the_end(call: Callable[..., T], *arguments: Any) -> T:
+    """Runs something on a thread, and returns once it has ended even when cancelled: nobody may go on beside it."""
+    running = asyncio.ensure_future(asyncio.to_thread(call, *arguments))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise

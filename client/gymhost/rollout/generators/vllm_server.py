@@ -99,8 +99,8 @@ class VllmServerGenerator(Updates):
             GeneratorError: The server answered with an error.
         """
         async with self._gate:
-            if self._unfit:
-                raise GeneratorGone(f"{self.url} {self._unfit}")
+            if self._unfit or self._client.is_closed:
+                raise GeneratorGone(f"{self.url} {self._unfit or 'is closed'}")
             if self._model is None:
                 await self._learn()
             if not self._checked_logprobs and _is_shaped(sampling):
@@ -124,6 +124,8 @@ class VllmServerGenerator(Updates):
 
     async def healthy(self) -> bool:
         """Whether the server answers that it is well."""
+        if self._client.is_closed:
+            return False
         try:
             return (await self._client.get("/health", timeout=_HEALTH_SECONDS)).status_code == 200
         except self._httpx.HTTPError:
@@ -142,14 +144,18 @@ class VllmServerGenerator(Updates):
                 await self.control("/pause?mode=abort")
                 if not await self._gate.emptied(_CONTROL_SECONDS):
                     raise GeneratorError(f"{self.url} did not end its requests in {_CONTROL_SECONDS:g} s")
+        except WeightsRefused:
+            self._gate.open()
+            raise
         except BaseException:
             with contextlib.suppress(GeneratorError):
                 await self.resume()
             raise
 
-    async def load(self, weights: Any, version: int) -> None:
-        """Loads what `sync.prepare` returned into a server that is paused, and resets its caches."""
-        await self._change(self.sync.load(self, weights, version), version)
+    async def load_weights(self, weights: Any, version: int) -> None:
+        """Loads weights into a server that is paused, and resets its caches."""
+        ready = await self._prepare(weights, version)
+        await self._change(self.sync.load(self, ready, version), version)
 
     async def resume(self) -> None:
         """Lets requests begin again, and those that the server holds go on."""
@@ -281,6 +287,10 @@ class VllmServerGenerator(Updates):
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
             "min_p": sampling.min_p,
+            # What is not said here is as the model's maker recommends.
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
             "stop_token_ids": list(sampling.stop_token_ids),
             "logprobs": 0,
             "return_token_ids": True,

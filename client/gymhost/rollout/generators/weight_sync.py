@@ -49,6 +49,8 @@ class WeightSync(Protocol):
     async def prepare(self, weights: Any, version: int) -> Any:
         """Gets weights ready, once for all servers and while these still sample; `load` is given what it returns.
 
+        What it returned may be given to it again, and is returned as it is.
+
         Raises:
             WeightsRefused: Nobody can load such weights.
         """
@@ -146,9 +148,8 @@ async def _config(server: ServerControl) -> dict[str, Any]:
 
 
 def _is_cpu_float32(config: dict[str, Any]) -> bool:
-    device = str((config.get("device_config") or {}).get("device"))
-    dtype = str((config.get("model_config") or {}).get("dtype"))
-    return device.startswith("cpu") and dtype.endswith("float32")
+    device, model = config["device_config"], config["model_config"]
+    return str(device["device"]).startswith("cpu") and str(model["dtype"]).endswith("float32")
 
 
 class TransferWeights:

@@ -4,14 +4,14 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from gymhost.rollout.extras import require
 from gymhost.rollout.generators.updates import WeightsRefused
 
-__all__ = ["named_tensors", "refuse_tied", "weights_folder", "write_folder"]
+__all__ = ["named_tensors", "read_folder", "refuse_tied", "weights_folder", "write_folder"]
 
 _FILE = "model.safetensors"
 _INPUT = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
@@ -62,6 +62,15 @@ def weights_folder(weights: Any) -> Path | None:
     return folder
 
 
+def read_folder(folder: Path) -> dict[str, Any]:
+    """The tensors of all safetensors files in a folder."""
+    load: Any = require("safetensors.torch", "trl").load_file
+    tensors: dict[str, Any] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        tensors |= load(path)
+    return tensors
+
+
 def write_folder(weights: Any, folder: Path) -> None:
     """Writes weights into a folder of their own, which is there as a whole or not at all.
 
@@ -109,10 +118,14 @@ def _tied(weights: Any) -> bool:
         for path in sorted(folder.glob("*.safetensors")):
             file = files.enter_context(safe_open(path, framework="pt"))
             opened |= dict.fromkeys(file.keys(), file)
-        return _one_matrix(set(opened), lambda name: opened[name].get_tensor(name))
+
+        def tensor(name: str) -> Any:
+            return opened[name].get_tensor(name)
+
+        return _one_matrix(set(opened), tensor)
 
 
-def _one_matrix(names: set[str], get: Any) -> bool:
+def _one_matrix(names: set[str], get: Callable[[str], Any]) -> bool:
     outputs = [name for name in names if name.endswith(_OUTPUT)]
     inputs = [name for name in names if name.endswith(_INPUT)]
     if not outputs:

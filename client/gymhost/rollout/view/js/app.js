@@ -15,13 +15,13 @@ async function start() {
     await openStore(embedded());
   } catch (error) {
     byId("side").hidden = true;
-    byId("reader").replaceChildren(h("p.empty.error", {}, `The page's data can't be read: ${error.message}. Write the page anew with gymhost view.`));
+    fill(byId("reader"), h("p.empty.error", {}, `The page's data can't be read: ${error.message}. Write the page anew with gymhost view.`));
     return;
   }
   keepTheme();
   const help = dialog("Keys", h("dl.keys", {}, KEYS.map(([keys, words]) => h("div", {}, h("dt", {}, keys), h("dd", {}, words)))));
   const settings = dialog("Settings of the run", h("pre", {}, pretty(store.index.settings)));
-  byId("head").replaceChildren(...pageHead(help, settings));
+  fill(byId("head"), pageHead(help, settings));
   document.body.append(help, settings);
 
   const list = rolloutList((line) => go(line, current().view));
@@ -30,13 +30,14 @@ async function start() {
   const apply = () => {
     const lines = chosen();
     const all = lines.length === store.rollouts.length;
-    summary.replaceChildren(
+    fill(
+      summary,
       h("span", {}, all ? `all ${number(lines.length)}` : `${number(lines.length)} of ${number(store.rollouts.length)}`),
       h("span.muted", {}, meanReward(lines)),
       all ? null : h("button.link", { type: "button", onclick: form.clear }, "clear filters"));
     list.show(lines);
   };
-  byId("side").replaceChildren(form, summary, list);
+  fill(byId("side"), form, summary, list);
   apply();
 
   const route = () => {
@@ -75,7 +76,7 @@ function go(line, view = "messages", turn = null) {
 
 function emptyReader() {
   showing++;
-  byId("reader").replaceChildren(h("p.empty", {}, store.rollouts.length
+  fill(byId("reader"), h("p.empty", {}, store.rollouts.length
     ? "Choose a rollout from the list."
     : "There is no rollout in this page: the store is empty, or what was asked for left all of them out."));
 }
@@ -89,13 +90,13 @@ function pageHead(help, settings) {
   return [
     h("h1", {}, title || "Rollouts"),
     h("b", {}, plural(store.rollouts.length, "rollout")), h("span", {}, meanReward(store.rollouts)),
-    ...(store.rollouts.length ? outcomeBar(store.rollouts) : []),
+    store.rollouts.length ? outcomeBar(store.rollouts) : null,
     left.length ? h("span.left-out", {}, `${left.join(", ")}: filter when you write the page (gymhost view --help).`) : null,
     h("span.spring"),
     Object.keys(store.index.settings).length ? h("button", { type: "button", onclick: () => settings.showModal() }, "Settings") : null,
     h("button", { type: "button", id: "theme", onclick: turnTheme }, "Dark / light"),
     h("button", { type: "button", "aria-label": "Keys", onclick: () => help.showModal() }, "?"),
-  ].filter(Boolean);
+  ];
 }
 
 function dialog(title, content) {

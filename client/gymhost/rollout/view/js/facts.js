@@ -2,10 +2,11 @@
 
 const OUTCOMES = ["terminated", "truncated", "failed", "cancelled"];
 
-/** How a rollout ended, as a short word with a colour; truncations and failures say by what. */
+/** How a rollout ended, in a word with a colour; in detail, truncations and failures say by what. */
 function badge(line, detailed = false) {
-  const why = line.outcome === "truncated" ? line.limit : line.outcome === "failed" ? line.fault : null;
-  return h(`span.badge.${line.outcome}`, {}, detailed && why ? `${line.outcome}: ${why}` : why ?? line.outcome);
+  const why = line.outcome === "truncated" ? line.limit : line.fault;
+  const whole = why ? `${line.outcome}: ${why}` : line.outcome;
+  return h(`span.badge.${line.outcome}`, { title: whole }, detailed ? whole : line.outcome);
 }
 
 /** Mean and standard error of what is known. */
@@ -20,7 +21,7 @@ function mean(values) {
 function meanReward(lines) {
   const found = mean(lines.map((line) => line.reward));
   if (!found) return "no reward known";
-  return `mean reward ${number(found.average)}${found.count > 1 ? ` ± ${number(found.error)}` : ""}`;
+  return `mean reward ${number(Number(found.average.toPrecision(3)))}${found.count > 1 ? ` ± ${number(Number(found.error.toPrecision(2)))}` : ""}`;
 }
 
 /** The shares of the outcomes, as one bar. */

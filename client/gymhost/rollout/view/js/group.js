@@ -34,7 +34,7 @@ async function groupView(line, open) {
   const names = [...new Set(members.flatMap((member) => Object.keys(conversations.get(member.n).rewards)))];
   const best = Math.max(...members.map((member) => member.reward ?? -Infinity));
   const grid = h("div");
-  const draw = () => grid.replaceChildren(...sideBySide(members.filter((member) => chosenOnes.has(member.n)), conversations, open));
+  const draw = () => fill(grid, sideBySide(members.filter((member) => chosenOnes.has(member.n)), conversations, open));
 
   const head = ["", "#", "outcome", "reward", ...names, "turns", "tokens", "time", `parts from #${line.index}`];
   const table = h("table", {}, h("thead", {}, h("tr", {}, head.map((name) => h("th", { scope: "col" }, name)))),

@@ -13,7 +13,7 @@ function rolloutList(open) {
     const first = Math.max(0, Math.floor(list.scrollTop / LINE) - 4);
     const last = Math.min(shown.length, Math.ceil((list.scrollTop + list.clientHeight) / LINE) + 4);
     lines.style.height = `${shown.length * LINE}px`;
-    lines.replaceChildren(...shown.slice(first, last).map((line, i) => {
+    fill(lines, shown.slice(first, last).map((line, i) => {
       const element = rolloutLine(line, line.n === current);
       element.style.top = `${(first + i) * LINE}px`;
       element.setAttribute("aria-posinset", first + i + 1);
@@ -21,7 +21,7 @@ function rolloutList(open) {
       element.addEventListener("click", () => open(line));
       return element;
     }));
-    if (!shown.length) lines.replaceChildren(h("p.empty", {}, "No rollout is like this. Take a filter away."));
+    if (!shown.length) fill(lines, h("p.empty", {}, "No rollout is like this. Take a filter away."));
   };
   new ResizeObserver(draw).observe(list);
 
@@ -58,7 +58,7 @@ function rolloutLine(line, selected) {
   return h("div.line", { role: "option", id: `line-${line.n}`, "aria-selected": selected ? "true" : "false", "data-n": line.n },
     h("div", {},
       h("b.reward", {}, line.reward === null ? "?" : number(line.reward)),
-      h("span.what", {}, line.env, line.task === null ? "" : h("b", {}, ` ${line.task}`)),
+      h("span.what", {}, line.env), line.task === null ? null : h("span", {}, `task ${line.task}`),
       badge(line)),
     h("div.muted", {}, h("span.facts", {}, line.outcome === "failed" && line.message ? line.message : facts.join(" · ")),
       flags.map(([word, title]) => h("span.flag", { title }, word))));

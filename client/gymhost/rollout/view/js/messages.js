@@ -72,7 +72,7 @@ function blockView(block) {
 }
 
 function imageView(url) {
-  if (!/^data:image\/[\w.+-]+;base64,/.test(url)) {
+  if (!/^data:image\/[\w.+-]+;base64,[A-Za-z0-9+/=\s]+$/.test(url)) {
     return h("div.text.muted", {}, `An image that is elsewhere, so not shown: ${url.slice(0, 300)}`);
   }
   const image = h("img", { src: url, alt: "An image of this message", loading: "lazy" });

@@ -22,7 +22,7 @@ async function showRollout(line, view, turn, go) {
   const same = reader.dataset.id === line.id && reader.dataset.view === view;
   reader.dataset.id = line.id;
   reader.dataset.view = view;
-  reader.replaceChildren(...(conversation ? rolloutHead(line, conversation, view, go) : []), h("div.content", {}, content));
+  fill(reader, conversation ? rolloutHead(line, conversation, view, go) : null, h("div.content", {}, content));
   if (!same) reader.scrollTop = 0;
   // The button that was pressed was replaced with the rest.
   if (focused) reader.querySelector(`.views [data-view="${view}"]`)?.focus();
@@ -65,7 +65,7 @@ function rolloutHead(line, conversation, view, go) {
     h("nav.views", { "aria-label": "Views" }, Object.entries(VIEWS).map(([key, label]) => h("button", {
       type: "button", "data-view": key, "aria-pressed": String(key === view), onclick: () => go(line, key),
     }, label, key === "group" && size > 1 ? h("span.count", {}, number(size)) : null))),
-  ].filter(Boolean);
+  ];
 }
 
 /** How a rollout ended: in which turn, whose fault it was, what was said. */

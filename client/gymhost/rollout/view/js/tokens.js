@@ -51,7 +51,8 @@ function tokensView(rows, pieces, turns, turn) {
   const draw = (scrollTo) => {
     const row = spellOut(rows[at]);
     const sampled = row.sampled.reduce((sum, bit) => sum + bit, 0);
-    body.replaceChildren(
+    fill(
+      body,
       h("p.muted", {}, `${plural(row.ids.length, "token")}: ${number(row.prompt)} of the prompt, ${number(sampled)} sampled, `
         + `${number(row.ids.length - row.prompt - sampled)} of the environment and the chat template.`
         + (at > 0 ? ` The first ${number(shared(rows[at - 1].ids, row.ids))} are those of row ${at}.` : "")),
@@ -193,7 +194,7 @@ function percent(share) {
 /** Facts in a box beside an element, which takes no room and hides nothing of its line. */
 function showTip(element, facts) {
   const tip = byId("tip");
-  tip.replaceChildren(h("dl", {}, facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, String(value))))));
+  fill(tip, h("dl", {}, facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, String(value))))));
   tip.hidden = false;
   const box = element.getClientRects()[0] ?? element.getBoundingClientRect();
   const own = tip.getBoundingClientRect();

@@ -1,0 +1,90 @@
+"""A conversation of messages alone, with a chat endpoint that tells no token ids: good for evaluation only."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gymhost.rollout.chat import Message, Tool
+from gymhost.rollout.conversation import Extension
+from gymhost.rollout.generators.base import Response
+from gymhost.rollout.guard import as_text
+from gymhost.rollout.trajectory import Row
+
+__all__ = ["Dialogue"]
+
+
+class Dialogue:
+    """What `Conversation` is, without rows: the counts of tokens are those that the endpoint tells.
+
+    What an answer of the environment costs is known only once the endpoint was asked, so that a budget ends an episode
+    before the next turn instead of before the answer. An endpoint that tells no counts has no budgets but those of
+    single turns and of turns.
+
+    Args:
+        messages: What the conversation begins with; contents may be blocks of any kind.
+        tools: What the model may call.
+    """
+
+    def __init__(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
+        self.messages = list(messages)
+        self.tools = list(tools)
+        self.rows: list[Row] = []
+        self.first_tokens = 0
+        self.context_tokens = 0
+        self._calls = 0
+        self._added = 0
+
+    @property
+    def completion_tokens(self) -> int:
+        """How much has been added to what the conversation began with."""
+        return self.context_tokens - self.first_tokens
+
+    def add_sampled(self, response: Response, *, complete: bool = True) -> Message:
+        """Appends the endpoint's answer, and returns it as an assistant message.
+
+        Args:
+            response: The answer.
+            complete: Whether the turn came to its end. Of what was cut off no call may be run: it is kept as text.
+        """
+        self.first_tokens = self.first_tokens or response.prompt_tokens
+        self.context_tokens = response.prompt_tokens + response.completion_tokens
+        said = response.message
+        calls: list[Mapping[str, Any]] = list(said.get("tool_calls") or ())
+        texts = [str(said.get("content") or "")]
+        if not complete:
+            texts += [f"{call['function']['name']} {call['function']['arguments']}" for call in calls]
+        message: Message = {"role": "assistant", "content": "\n".join(text for text in texts if text)}
+        if said.get("reasoning_content"):
+            message["reasoning_content"] = str(said["reasoning_content"])
+        if calls and complete:
+            message["tool_calls"] = [self._numbered(call) for call in calls]
+        message = as_text(message)
+        self._added = 0
+        self.messages.append(message)
+        return message
+
+    def _numbered(self, call: Mapping[str, Any]) -> Message:
+        number, self._calls = self._calls, self._calls + 1
+        function = call["function"]
+        return {
+            "id": str(call.get("id") or f"call_{number}"),
+            "type": "function",
+            "function": {"name": str(function["name"] or ""), "arguments": function["arguments"]},
+        }
+
+    def extend(self, messages: Sequence[Message]) -> Extension:
+        """What `messages` would add."""
+        return Extension(list(messages), [], rewritten=False)
+
+    def add(self, extension: Extension) -> None:
+        """Adds what `extend` worked out."""
+        self.messages.extend(extension.messages)
+        self._added = len(extension.messages)
+
+    def drop_unanswered(self) -> None:
+        """Takes back what was added after the last turn of the model."""
+        del self.messages[len(self.messages) - self._added :]
+        self._added = 0
+
+    def tokens_with(self, extension: Extension) -> int:
+        """The length of the context, as far as it is known."""
+        return self.context_tokens

@@ -1,0 +1,488 @@
+"""Several generators as one: each request goes where there is room, and on elsewhere if that dies."""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from gymhost.rollout.generators.base import (
+    Generation,
+    Generator,
+    GeneratorError,
+    GeneratorGone,
+    InFlight,
+    Sampling,
+    Updatable,
+)
+from gymhost.rollout.generators.updates import Updates, WeightsRefused
+
+__all__ = ["GeneratorPool", "Member"]
+
+logger = logging.getLogger(__name__)
+
+_REMEMBERED_ROLLOUTS = 65536
+_MOVES = 16
+_PROBES_MISSED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """How a member of a pool does at present."""
+
+    name: str
+    load: int
+    """Tokens in flight: prompts, and what may still be sampled."""
+    requests: int
+    """How many are in flight."""
+    healthy: bool
+    """Whether it answers."""
+    current: bool
+    """Whether its weights are of the pool's version; if not, it is not used."""
+    draining: bool
+    policy_version: int
+
+
+@dataclass(eq=False, slots=True)
+class _Seat:
+    generator: Generator
+    well: bool = True
+    current: bool = True
+    draining: bool = False
+    why: str = ""
+    load: int = 0
+    requests: int = 0
+    missed: int = 0
+    scopes: set[asyncio.Timeout] = field(default_factory=set[asyncio.Timeout])
+    """Of what is to be given up if the member is left."""
+    minder: "asyncio.Task[None] | None" = None
+    catching_up: bool = False
+    held: bool = False
+    """Whether it is paused, or about to be."""
+
+    @property
+    def usable(self) -> bool:
+        return self.well and self.current and not self.draining
+
+
+class GeneratorPool(Updates):
+    """Samples with several generators.
+
+    A rollout begins at the member with the fewest tokens in flight and stays there, where its prefix is cached, as long
+    as that member is well and stays in the pool. One that refuses connections is left at once, one that misses two
+    health checks within seconds; its requests are sent to others, from their token ids.
+
+    An update changes all members as one act: all are paused before the first one loads, and resumed after the last, so
+    that no rollout goes from new weights to old ones.
+
+    A member that answers again is used again once its weights are of the pool's version: it may have come back with
+    those that it was started with. Where it can, it loads them (`DiskWeights` keeps the latest); where it can't, it
+    stays out until the next update.
+
+    Args:
+        generators: The members; each has a name of its own.
+        patience: How long a request waits for a member to come back when none can be used, in seconds.
+        probe_seconds: How often the health of members is asked for, and how long they may take to answer. Only members
+            with requests in flight are asked, and those that were left.
+        name: What tells the pool from other generators.
+
+    Raises:
+        ValueError: There is no generator, or two have the same name.
+    """
+
+    def __init__(
+        self,
+        generators: Iterable[Generator],
+        *,
+        patience: float = 10.0,
+        probe_seconds: float = 2.0,
+        name: str = "pool",
+    ) -> None:
+        super().__init__()
+        self.name = name
+        self._patience = patience
+        self._probe_seconds = probe_seconds
+        self._seats: dict[str, _Seat] = {}
+        self._homes: OrderedDict[str, _Seat] = OrderedDict()
+        self._paused: list[_Seat] = []
+        self._news = asyncio.Event()
+        self._busy = 0  # requests and updates; members are minded while there are any
+        self._closed = False
+        members = list(generators)
+        if not members:
+            raise ValueError("a pool needs a generator")
+        self._version = members[0].policy_version
+        for generator in members:
+            self.add(generator)
+
+    @property
+    def policy_version(self) -> int:
+        """The version of the weights; set it when somebody else has changed those of all members."""
+        return self._version
+
+    @policy_version.setter
+    def policy_version(self, version: int) -> None:
+        self._version = version
+        for seat in self._seats.values():
+            if seat.well:
+                seat.generator.policy_version = version  # pyright: ignore[reportAttributeAccessIssue]
+            seat.current = seat.well
+
+    def members(self) -> list[Member]:
+        """How each member does at present."""
+        return [
+            Member(
+                name, seat.load, seat.requests, seat.well, seat.current, seat.draining, seat.generator.policy_version
+            )
+            for name, seat in self._seats.items()
+        ]
+
+    def add(self, generator: Generator) -> None:
+        """Takes in a generator; it is used once its weights are of the pool's version.
+
+        Raises:
+            ValueError: There is one of the same name.
+        """
+        if generator.name in self._seats:
+            raise ValueError(f"there is a generator named {generator.name} in the pool already")
+        seat = _Seat(generator, current=generator.policy_version == self._version)
+        self._seats[generator.name] = seat
+        if self._busy:
+            self._mind(seat)
+        self._tell()
+
+    async def drain(self, name: str, *, patience: float = 300.0) -> None:
+        """Sends a member nothing more, and waits until it has nothing in flight; then it can be removed.
+
+        Args:
+            name: The member.
+            patience: After so many seconds what is still in flight there goes on elsewhere.
+
+        Raises:
+            KeyError: There is no such member.
+        """
+        seat = self._seats[name]
+        seat.draining = True
+        try:
+            async with asyncio.timeout(patience):
+                while seat.requests:
+                    await self._news.wait()
+        except TimeoutError:
+            _give_up(seat)
+
+    def remove(self, name: str) -> Generator:
+        """Takes a generator out and returns it, still open; what is in flight there goes on elsewhere.
+
+        Raises:
+            KeyError: There is no such member.
+        """
+        seat = self._seats.pop(name)
+        seat.draining = True
+        _give_up(seat)
+        self._tell()
+        return seat.generator
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str) -> Generation:
+        """Samples one completion with one of the members.
+
+        Raises:
+            GeneratorError: No member can be used, or the one that did sample failed without being dead.
+        """
+        rollout = request_id.rpartition("/")[0] or request_id
+        cost = len(prompt_ids) + sampling.max_tokens
+        self._begin()
+        try:
+            for _ in range(_MOVES):
+                await self._gate.passed()
+                if self._closed:
+                    raise GeneratorError(f"{self.name} is closed")
+                seat = self._choose(rollout) or await self._await_member(rollout)
+                seat.load += cost
+                seat.requests += 1
+                try:
+                    async with _given_up_with(seat):
+                        return await seat.generator.generate(prompt_ids, sampling, request_id=request_id)
+                except GeneratorGone as error:
+                    self._leave(seat, str(error))
+                except _Left:
+                    pass
+                finally:
+                    seat.load -= cost
+                    seat.requests -= 1
+                    if not seat.requests:
+                        self._tell()
+        finally:
+            self._busy -= 1
+        raise GeneratorError(f"{self.name} gave a request to {_MOVES} members, and lost each of them under it")
+
+    async def pause(self, in_flight: InFlight = "wait", *, patience: float = 300.0) -> None:
+        """Pauses all members that are well; one that can't be paused is left out.
+
+        Raises:
+            GeneratorError: No member could be paused, or one can't be at all.
+        """
+        if fixed := [name for name, seat in self._seats.items() if not isinstance(seat.generator, Updatable)]:
+            raise GeneratorError(f"these members of {self.name} can't be paused: {', '.join(fixed)}")
+
+        async def pause(seat: _Seat) -> None:
+            await _updatable(seat).pause(in_flight, patience=patience)
+            self._paused.append(seat)
+
+        self._begin()
+        self._gate.close()
+        if self._paused:
+            return  # already, by somebody else
+        seats = [seat for seat in self._seats.values() if seat.well and not seat.catching_up]
+        try:
+            for seat in seats:
+                seat.held = True
+            errors = await self._each(seats, pause)
+            if not self._paused:
+                raise errors[0] if errors else GeneratorError(f"no member of {self.name} is well: {self._state()}")
+        except BaseException:
+            await self.resume()
+            raise
+
+    async def load_weights(self, weights: Any, version: int) -> None:
+        """Changes the weights of all members that are paused; one that fails is out of use until it has caught up.
+
+        Raises:
+            GeneratorError: No member has the new weights.
+        """
+        ready = weights if isinstance(weights, _Ready) else await self._prepare(weights, version)
+        loaded: list[_Seat] = []
+
+        async def load(seat: _Seat) -> None:
+            try:
+                await _updatable(seat).load_weights(ready.of(seat), version)
+            except WeightsRefused:
+                raise
+            except BaseException:
+                seat.current = False
+                raise
+            loaded.append(seat)
+
+        try:
+            errors = await self._each(list(self._paused), load)
+        finally:
+            if loaded:
+                self._version = version
+                for seat in self._seats.values():
+                    seat.current = seat in loaded and seat.well
+        if not loaded:
+            raise errors[0] if errors else GeneratorError(f"no member of {self.name} is paused")
+
+    async def resume(self) -> None:
+        """Resumes the members that are paused; one that does not is left."""
+
+        async def resume(seat: _Seat) -> None:
+            await _updatable(seat).resume()
+
+        try:
+            if self._gate.closed == 1:
+                paused, self._paused = self._paused, []
+                await self._each(paused, resume)
+        finally:
+            self._gate.open()
+            for seat in self._seats.values():
+                seat.held = self._gate.closed > 0 and seat.held
+            self._busy -= 1
+            self._tell()
+
+    async def aclose(self) -> None:
+        """Closes the members too; requests in flight fail."""
+        self._closed = True
+        self._tell()
+        for seat in self._seats.values():
+            _give_up(seat)
+        minders = [seat.minder for seat in self._seats.values() if seat.minder is not None]
+        for minder in minders:
+            minder.cancel()
+        await asyncio.gather(*minders, return_exceptions=True)
+        await asyncio.gather(*(seat.generator.aclose() for seat in self._seats.values()))
+
+    async def _prepare(self, weights: Any, version: int) -> "_Ready":
+        """Gets the weights ready once for each way in which they reach members."""
+        ready = _Ready(weights)
+        for sync in {_sync(seat) for seat in self._seats.values()} - {None}:
+            ready.by_sync[sync] = await sync.prepare(weights, version)
+        return ready
+
+    async def _each(self, seats: Sequence[_Seat], act: Callable[[_Seat], Awaitable[None]]) -> list[Exception]:
+        """Does the same with several members at once, and returns what went wrong."""
+
+        async def one(seat: _Seat) -> Exception | None:
+            try:
+                async with _given_up_with(seat):
+                    await act(seat)
+            except _Left:
+                return GeneratorGone(f"{seat.generator.name}: {seat.why}")
+            except GeneratorGone as error:
+                self._leave(seat, str(error))
+                return error
+            except Exception as error:  # noqa: BLE001 - the other members must not suffer from it
+                logger.warning("%s, a member of %s: %s", seat.generator.name, self.name, error)
+                seat.why = str(error)
+                return error
+            return None
+
+        return [error for error in await asyncio.gather(*map(one, seats)) if error is not None]
+
+    def _choose(self, rollout: str) -> _Seat | None:
+        """Where a rollout is sampled: where it was, or else where the least is in flight."""
+        home = self._homes.get(rollout)
+        if home is None or not home.usable:
+            usable = [seat for seat in self._seats.values() if seat.usable]
+            if not usable:
+                return None
+            home = min(usable, key=lambda seat: seat.load)
+        self._homes[rollout] = home
+        self._homes.move_to_end(rollout)
+        if len(self._homes) > _REMEMBERED_ROLLOUTS:
+            self._homes.popitem(last=False)
+        return home
+
+    async def _await_member(self, rollout: str) -> _Seat:
+        """Waits for a member that can be used, if one may come back."""
+        try:
+            async with asyncio.timeout(self._patience):
+                while not self._closed and any(not seat.draining for seat in self._seats.values()):
+                    if (seat := self._choose(rollout)) is not None:
+                        return seat
+                    await self._news.wait()
+        except TimeoutError:
+            pass
+        if self._closed:
+            raise GeneratorError(f"{self.name} is closed")
+        raise GeneratorError(f"no member of {self.name} can be used: {self._state()}")
+
+    def _state(self) -> str:
+        return "; ".join(f"{name} ({seat.why or 'draining'})" for name, seat in self._seats.items()) or "it has none"
+
+    def _tell(self) -> None:
+        """Wakes those that wait for something to change."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def _leave(self, seat: _Seat, why: str) -> None:
+        """Takes a member for dead: what it was doing is given up, and it must catch up before it is used again."""
+        if seat.well:
+            logger.warning("%s leaves %s, and does its work elsewhere: %s", self.name, seat.generator.name, why)
+        seat.well = seat.current = False
+        seat.why = why
+        _give_up(seat)
+        self._tell()
+
+    def _begin(self) -> None:
+        if not self._busy:
+            for seat in self._seats.values():
+                self._mind(seat)
+        self._busy += 1
+
+    def _mind(self, seat: _Seat) -> None:
+        minder = seat.minder
+        if minder is None or minder.done() or minder.get_loop() is not asyncio.get_running_loop():
+            seat.minder = asyncio.create_task(self._minding(seat), name=f"minder of {seat.generator.name}")
+
+    async def _minding(self, seat: _Seat) -> None:
+        """Looks after a member while there is something to do."""
+        while True:
+            if not (seat.well and seat.current):
+                await self._look_after(seat)
+            await asyncio.sleep(self._probe_seconds)
+            if not self._busy or self._seats.get(seat.generator.name) is not seat:
+                return
+            if seat.scopes and seat.well and seat.current:
+                await self._look_after(seat)
+
+    async def _look_after(self, seat: _Seat) -> None:
+        if not await self._answers(seat):
+            seat.missed += 1
+            if seat.missed >= _PROBES_MISSED:
+                self._leave(seat, seat.why if not seat.well else f"it missed {seat.missed} health checks")
+            return
+        seat.missed = 0
+        seat.well = True
+        if not (seat.current or seat.held):
+            await self._catch_up(seat)
+
+    async def _answers(self, seat: _Seat) -> bool:
+        healthy = getattr(seat.generator, "healthy", None)
+        if healthy is None:
+            return seat.well
+        try:
+            async with asyncio.timeout(self._probe_seconds):
+                return await healthy()
+        except Exception:  # noqa: BLE001 - whatever it is, it is no sign of health
+            return False
+
+    async def _catch_up(self, seat: _Seat) -> None:
+        """Uses a member again if its weights are of the pool's version by now."""
+        generator: Any = seat.generator
+        version = self._version
+        seat.catching_up = True
+        try:
+            knows_how = hasattr(generator, "catch_up")
+            there = await generator.catch_up(version) if knows_how else generator.policy_version == version
+        except Exception as error:  # noqa: BLE001 - it stays out, and is tried again
+            why = f"it did not load version {version}: {error}"
+        else:
+            if there and version == self._version:
+                seat.current, seat.why = True, ""
+                logger.warning("%s uses %s again", self.name, generator.name)
+                self._tell()
+                return
+            why = f"it has not the weights of version {version}, and waits for the next update"
+        finally:
+            seat.catching_up = False
+        if why != seat.why:
+            logger.warning("%s does not use %s: %s", self.name, generator.name, why)
+        seat.why = why
+
+
+class _Left(Exception):
+    """The member was left while it was at work."""
+
+
+class _Ready:
+    """Weights as the members of a pool take them."""
+
+    def __init__(self, weights: Any) -> None:
+        self.by_sync: dict[Any, Any] = {}
+        self._weights = weights
+
+    def of(self, seat: _Seat) -> Any:
+        return self.by_sync.get(_sync(seat), self._weights)
+
+
+def _sync(seat: _Seat) -> Any:
+    return getattr(seat.generator, "sync", None)
+
+
+def _updatable(seat: _Seat) -> Updatable:
+    assert isinstance(seat.generator, Updatable)
+    return seat.generator
+
+
+@asynccontextmanager
+async def _given_up_with(seat: _Seat) -> AsyncGenerator[None]:
+    """Cancels its body if the member is left, and raises `_Left`."""
+    scope = asyncio.timeout(None)
+    try:
+        async with scope:
+            seat.scopes.add(scope)
+            yield
+    except TimeoutError:
+        if not scope.expired():
+            raise
+        raise _Left from None
+    finally:
+        seat.scopes.discard(scope)
+
+
+def _give_up(seat: _Seat) -> None:
+    scopes, seat.scopes = seat.scopes, set()
+    for scope in scopes:
+        scope.reschedule(0.0)
