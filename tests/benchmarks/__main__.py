@@ -1,6 +1,7 @@
 """`python -m tests.benchmarks [w1|w2|idle|sandboxes|rollouts]`: runs what is asked for, or all, and writes a report."""
 
 import argparse
+import itertools
 import json
 import signal
 import sys
@@ -26,9 +27,8 @@ def main() -> None:
     if options.what in (None, "rollouts"):
         played = rollouts.parts(options.rollouts, options.scale, lambda contender: _wanted(contender, options))
     if not cells and not played and options.what != "idle":
-        names = {
-            one.name for one in (*W1, *(cell.contender for cell in (*W2, *SANDBOXES)), *sum(ROLLOUTS.values(), ()))
-        }
+        known = (*W1, *(cell.contender for cell in (*W2, *SANDBOXES)), *itertools.chain(*ROLLOUTS.values()))
+        names = {contender.name for contender in known}
         sys.exit(f"no contender has {' or '.join(options.only)} in its name; there are {'; '.join(sorted(names))}")
     usual = sum(rounds.estimate(each, options.rounds, options.seconds) for each in cells.values())
     idle_wanted = options.what in (None, "idle")

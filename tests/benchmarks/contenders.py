@@ -174,8 +174,7 @@ _ENGINE = Contender(ENGINE, "rollouts", _plays("engine"))
 _TRL = Contender(TRL, None, ("tests.benchmarks.rollout_trl", "sync"), slow=True)
 _TRL_ASYNC = Contender(TRL_ASYNC, None, ("tests.benchmarks.rollout_trl", "async"), slow=True)
 
-# By part. With one call a turn TRL's loop runs async tools one by one too: one of the two stands for both where it takes
-# minutes.
+# By part. With one call a turn TRL's loop runs async tools one by one too: where it takes minutes, one stands for both.
 ROLLOUTS = {
     "slots": (_ENGINE, Contender(LOCK_STEP, "rollouts", _plays("lock-step")), _TRL_ASYNC),
     "turn": (_ENGINE, _TRL, _TRL_ASYNC),

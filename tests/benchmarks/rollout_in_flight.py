@@ -6,6 +6,7 @@ when all wait for a completion at once, in their first turn and in their fourth,
 
 import asyncio
 import json
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -40,7 +41,7 @@ class Holding(SimulatedGenerator):
     """
 
     def __init__(self, model: Model, count: int) -> None:
-        super().__init__(Slots(), model.answer)
+        super().__init__(Slots(tokens_per_second=math.inf), model.answer)
         # One more than the rollouts: whoever lets them go on.
         self.held = {turn: (asyncio.Barrier(count + 1), asyncio.Event()) for turn in HELD}
 
@@ -62,7 +63,9 @@ async def main(address: str, count: int) -> None:
         for number in range(count)
     ]
     async with connect(address) as server:
-        async with RolloutEngine(server, chat, SimulatedGenerator(Slots(), model.answer)) as engine:
+        async with RolloutEngine(
+            server, chat, SimulatedGenerator(Slots(tokens_per_second=math.inf), model.answer)
+        ) as engine:
             await engine.collect(requests[:1])
         await phase(played=True)
 

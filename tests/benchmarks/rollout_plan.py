@@ -18,6 +18,7 @@ from typing import Any, Self
 MORE, LAST = "more", "Z"
 # So many ids at the end of a prompt hold what the tool answered.
 _TAIL = 16
+_CALL = '<tool_call>\n{"name": "work", "arguments": {}}\n</tool_call><|im_end|>'
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,25 @@ def answers(delays: Sequence[float]) -> "itertools.chain[tuple[float, str]]":
     return itertools.chain(((delay, MORE) for delay in delays[:-1]), ((delay, LAST) for delay in delays[-1:]))
 
 
+def report(plan: Plan, turns: Sequence[int], seconds: float, **more: float | None) -> None:
+    """Prints what came of a plan that was played.
+
+    Args:
+        plan: What was played.
+        turns: How many turns each rollout had.
+        seconds: How long it took.
+        **more: More figures.
+
+    Raises:
+        RuntimeError: Not every rollout had its turns.
+    """
+    wanted = [1 + len(plan.delays(rollout)) for rollout in range(plan.rollouts)]
+    if turns != wanted:
+        raise RuntimeError(f"the rollouts had {turns} turns, not {wanted}")
+    said = {"turns": plan.turns, "seconds": seconds, "turns_per_second": plan.turns / seconds}
+    print(json.dumps(said | more), flush=True)
+
+
 class Model:
     """The simulated model.
 
@@ -111,9 +131,7 @@ class Model:
 
     def __init__(self, plan: Plan, encode: Callable[[str], list[int]]) -> None:
         [self._last] = encode(LAST)
-        self._call = _padded(
-            encode, '<tool_call>\n{"name": "work", "arguments": {}}\n</tool_call><|im_end|>', plan.tokens
-        )
+        self._call = _padded(encode, _CALL, plan.tokens)
         self._text = _padded(encode, "<|im_end|>", plan.tokens)
 
     def answer(self, prompt_ids: Sequence[int]) -> list[int]:

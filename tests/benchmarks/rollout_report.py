@@ -63,8 +63,8 @@ def render(records: Sequence[Record]) -> list[str]:
     played = [record for record in records if record["kind"] == "rollouts"]
     parts = [
         "## Rollouts",
-        "A simulated generator samples 200 tokens a turn. A contender plays all rollouts of a plan to their end; seconds "
-        "are from the first session to the last turn, CPU time is microseconds a turn, for gymhost's server as front + "
+        "A simulated generator samples 200 tokens a turn. A contender plays all rollouts of a plan to their end. Seconds "
+        "are from the first session to the last turn; CPU time is microseconds a turn, for gymhost's server as front + "
         "workers. TRL's loop runs in one process with its environments, and its rollouts are not scored; lock-step "
         "batches are not even rendered or parsed.",
     ]
@@ -91,7 +91,7 @@ def in_flight(records: Sequence[Record]) -> list[str]:
         parts += [
             f"All waited for a completion at once, in their first turn after "
             f"{record['all_in_first_turn_after_seconds']:.1f} s and in their fourth, with 600 sampled tokens each; "
-            f"{record['finished']:,} of {record['count']:,} finished well, after {record['seconds']:.1f} s. Both client "
+            f"{record['finished']:,} of {record['count']:,} finished well, after {record['seconds']:.1f} s. Client "
             "and server have default settings, but for the number of rollouts that may take turns.",
             table(head, rows),
         ]
@@ -106,9 +106,7 @@ def _how(part: str, records: Sequence[Record]) -> str:
         waits = (
             ""
             if scale == 1
-            else (
-                f" All waits are {scale:g} times as long, so what is computed weighs {1 / scale:g} times as much as it would."
-            )
+            else (f" All waits are {scale:g} times as long, so what is computed weighs {1 / scale:g} times as much.")
         )
         return (
             f"{first['size']} rollouts of 4 to 12 turns at once, on 64 slots of 50 tokens/s; tools take 0.5 s in the "

@@ -1,22 +1,21 @@
 """Plays a plan's rollouts with TRL's own loop: `python -m tests.benchmarks.rollout_trl {sync|async} - PLAN`.
 
-What runs is TRL's code, from the resets to the end of its tool loop, with `environment_factory`; the simulated generator
-takes the place of the model, and what follows the loop, scoring the rollouts with the model, is left out.
+What runs is TRL's code, from the resets to the end of its tool loop, with `environment_factory`. The simulated generator
+takes the place of the model; what follows the loop, scoring the rollouts with the model, is left out.
 """
 
 import asyncio
 import copy
+import math
 import os
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tests.benchmarks.rollout_client import report
-from tests.benchmarks.rollout_plan import Model, Plan, answers, prompt
+from tests.benchmarks.rollout_plan import Model, Plan, answers, prompt, report
 from tests.support.simulated_generator import Slots
 from tests.support.tokenizers import encode, qwen3_tokenizer
 
@@ -34,7 +33,7 @@ _LONGEST = 2**20
 
 
 class _Work:
-    """What TRL takes for an environment: the plan is an attribute of its class, since TRL makes it without arguments."""
+    """What TRL takes for an environment. It is made without arguments, so the plan is an attribute of the class."""
 
     plan: Plan
 
@@ -70,7 +69,7 @@ class Trainer(GRPOTrainer):
 
     model_of_plan: Model
     slots: Slots
-    played: Sequence[Sequence[dict[str, Any]]]
+    played: Any
 
     def play(self, plan: Plan, slots: Slots) -> list[int]:
         """Plays the rollouts, and returns how many turns each had."""
@@ -131,14 +130,14 @@ def main(variant: str, plan: Plan) -> None:
     with tempfile.TemporaryDirectory() as folder:
         trl = trainer({"sync": SyncWork, "async": AsyncWork}[variant], folder)
         # The first use is slow.
-        trl.play(replace(plan, rollouts=2, tokens_per_second=float("inf"), delay=0.0), Slots())
+        trl.play(replace(plan, rollouts=2, tokens_per_second=math.inf, delay=0.0), Slots())
         slots = Slots(plan.slots, plan.tokens_per_second)
         print("begin", flush=True)
         begun = time.perf_counter()
         turns = trl.play(plan, slots)
         seconds = time.perf_counter() - begun
         print("end", flush=True)
-        report(plan, slots, turns, seconds)
+        report(plan, turns, seconds, busy=slots.share_busy)
 
 
 if __name__ == "__main__":

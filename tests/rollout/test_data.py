@@ -36,7 +36,7 @@ def test_what_json_has_no_word_for_is_kept_readable() -> None:
             "sampling": Sampling(top_k=3),
             "turn": Turn(row=0, start=1),
             "path": Path("runs/1"),
-            "kind": int,
+            "kind": np.float32,
             "by number": {3: (1, 2)},
             "half": "\ud83d",
             "deep": deep,
@@ -55,7 +55,7 @@ def test_what_json_has_no_word_for_is_kept_readable() -> None:
         "sampling": dataclasses.asdict(Sampling(top_k=3)) | {"stop_token_ids": []},
         "turn": Turn(row=0, start=1).model_dump(),
         "path": "runs/1",
-        "kind": "<class 'int'>",
+        "kind": "<class 'numpy.float32'>",
         "by number": {"3": [1, 2]},
         "half": "\\ud83d",
     }
@@ -76,12 +76,14 @@ def test_pictures_are_kept_as_data_urls() -> None:
         {"type": "image", "image": picture},
         {"type": "image", "image": file.getvalue()},
         {"type": "audio", "data": b"\x00\xff"},
+        {"type": "image", "image": picture.convert("CMYK")},  # which no PNG can hold
     ]
     made = trajectory(messages=[{"role": "user", "content": blocks}])
     kept = Trajectory.model_validate_json(made.model_dump_json()).messages[0]["content"]
     assert kept[0]["image_url"]["url"] == url
     assert _opened(kept[1]["image"], "image/png").tobytes() == picture.tobytes()
     assert _opened(kept[2]["image"], "image/jpeg").size == (2, 2)
+    assert _opened(kept[4]["image"], "image/png").mode == "RGB"
     assert kept[3]["data"] == "data:application/octet-stream;base64,AP8="
 
 

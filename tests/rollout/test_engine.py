@@ -191,6 +191,27 @@ def test_groups_share_task_and_seed() -> None:
     ]
 
 
-def test_limits_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ValueError, match="the limit turn_tokens must be above 0, not 0"):
-        Limits(turn_tokens=0)
+async def test_all_sampled_tokens_together_may_be_limited() -> None:
+    source = LocalSource(lambda: Talk(lambda env, _message: turns_of(env, 9)))
+    async with engine(source, lambda *_: SAY, limits=Limits(sampled_tokens=2 * len(SAY) + 1)) as rollouts:
+        [trajectory] = await rollouts.collect(requests(1))
+    assert (trajectory.outcome.kind, trajectory.outcome.limit) == ("truncated", "sampled_tokens")
+    assert [turn.tokens for turn in trajectory.turns] == [len(SAY), len(SAY), 1]
+
+
+@pytest.mark.parametrize("name", ["turn_tokens", "sampled_tokens", "init_seconds"])
+def test_limits_that_make_no_sense_are_refused(name: str) -> None:
+    settings: dict[str, Any] = {name: 0}
+    with pytest.raises(ValueError, match=f"the limit {name} must be above 0, not 0"):
+        Limits(**settings)
+
+
+def test_no_retries_are_a_limit_too() -> None:
+    assert Limits(retries=0).retries == 0
+    with pytest.raises(ValueError, match="retries must be 0 or more"):
+        Limits(retries=-1)
+
+
+def test_stages_need_a_place() -> None:
+    with pytest.raises(ValueError, match=r"Concurrency\.run must be 1 or more, not 0"):
+        Concurrency(run=0)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gymhost.rollout import (
+    Concurrency,
     GeneratorError,
     Limits,
     RolloutRequest,
@@ -15,6 +16,7 @@ from gymhost.wire import errors
 from support.local_source import LocalSource
 from support.rollouts import SAY, engine, requests, turns_of
 from support.talk import Answer, Talk
+from support.virtual_time import now, simulated
 
 pytestmark = pytest.mark.heavy
 
@@ -121,6 +123,65 @@ async def test_faults_before_the_first_turn(error: Exception, fault: str, attemp
     assert outcome.limit == (getattr(error, "limit", None) or None)
     assert trajectory.rows() == []
     assert source.open == 0
+
+
+@pytest.mark.parametrize("what", ["opening", "steps", "generator", "stuck"])
+def test_a_storm_of_failures_ends_in_time_with_the_batch_whole(what: str) -> None:
+    class Broken(Talk):
+        async def areset(self, **kwargs: Any) -> Any:
+            if what == "opening":
+                raise errors.ServerUnavailable("down")
+            if what == "stuck":
+                await asyncio.Event().wait()
+            return self.reset(**kwargs)
+
+    def answer(_env: Talk, _message: Any) -> Answer:
+        raise errors.SessionLost("its worker died")
+
+    def script(_prompt_ids: Sequence[int], _name: str) -> list[int]:
+        if what == "generator":
+            raise GeneratorError("out of order")
+        return SAY
+
+    async def main() -> None:
+        source = LocalSource(lambda: Broken(answer))
+        limits = Limits(retries=2, init_seconds=10)
+        places = Concurrency(init=16, run=32, eval=16, ahead=16)
+        async with engine(source, script, limits=limits, concurrency=places) as rollouts:
+            trajectories = await rollouts.collect(requests(320))
+            status = rollouts.status()
+        assert [item.task for item in trajectories] == list(range(320))
+        assert {(item.outcome.kind, item.attempts, item.reward) for item in trajectories} == {("failed", 3, None)}
+        assert (status.done, status.retries, status.in_flight) == (320, 640, 0)
+        assert source.open == 0
+        # So many at a time, each three times, with pauses of half a second in all; those that are stuck, 16 at a time.
+        assert now() < (320 / 64 + 1) * 0.7 if what != "stuck" else now() < (320 / 16 + 1) * 3 * 10
+
+    simulated(main())
+
+
+async def test_a_session_in_which_a_step_may_still_run_plays_no_other_episode() -> None:
+    envs: list[Stuck] = []
+    stepping = asyncio.Event()
+
+    class Stuck(Talk):
+        async def astep(self, action: Any) -> Answer:
+            if len(envs) == 1:
+                stepping.set()
+                await asyncio.Event().wait()
+            return self.step(action)
+
+    def make() -> Stuck:
+        envs.append(Stuck(lambda env, _message: turns_of(env, 1)))
+        return envs[-1]
+
+    async with engine(LocalSource(make), lambda *_: SAY) as rollouts:
+        batch = asyncio.create_task(rollouts.collect(requests(1)))
+        await stepping.wait()
+        rollouts.cancel()
+        assert [item.outcome.kind for item in await batch] == ["cancelled"]
+        assert [item.outcome.kind for item in await rollouts.collect(requests(1))] == ["terminated"]
+        assert [env.closed for env in envs] == [True, False]
 
 
 async def test_an_opening_that_never_comes_is_given_up() -> None:

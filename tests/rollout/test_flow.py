@@ -1,9 +1,10 @@
 """The stream of rollouts: how far it runs ahead, and how it is paused, cancelled and closed."""
 
 import asyncio
+import contextlib
 import itertools
-from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Generator, Iterator, Sequence
+from typing import Any, cast
 
 import pytest
 
@@ -11,7 +12,7 @@ from gymhost.client import connect
 from gymhost.rollout import Concurrency, Limits, RolloutEngine, RolloutRequest
 from support.local_source import LocalSource
 from support.rollouts import CHAT, ECHO, SAY, engine, requests, turns_of, whole
-from support.server import ServerProcess, until_sessions
+from support.server import ServerProcess, until, until_sessions
 from support.talk import Answer, Talk, end
 from support.virtual_time import now, simulated
 
@@ -146,8 +147,7 @@ async def test_init_works_ahead_of_run_only_so_far() -> None:
     async with engine(source, script, concurrency=Concurrency(init=8, run=2, eval=8, ahead=3)) as rollouts:
         batch = asyncio.create_task(rollouts.collect(requests(12)))
         await script.begin(2)
-        while rollouts.status().ready < 3:
-            await asyncio.sleep(0)
+        await until(lambda: rollouts.status().ready == 3)
         for _ in range(50):
             await asyncio.sleep(0)
         status = rollouts.status()
@@ -167,8 +167,7 @@ async def test_evaluation_holds_no_place_of_a_rollout_that_generates() -> None:
     source = LocalSource(lambda: Judged(lambda env, _message: turns_of(env, 1, last=end(evaluation_due=True))))
     async with engine(source, lambda *_: SAY, concurrency=Concurrency(init=1, run=1, eval=8, ahead=1)) as rollouts:
         batch = asyncio.create_task(rollouts.collect(requests(8)))
-        while rollouts.status().eval < 8:  # all have been played, in one place, though none is scored
-            await asyncio.sleep(0)
+        await until(lambda: rollouts.status().eval == 8)  # all have been played, in one place, though none is scored
         assert rollouts.status().run == 0
         scored.set()
         assert all(trajectory.valid for trajectory in await batch)
@@ -185,8 +184,7 @@ async def test_paused_no_turn_begins_and_those_that_have_begun_end() -> None:
         await script.begin(4)
         rollouts.pause()
         script.go.set()
-        while rollouts.status().generating:
-            await asyncio.sleep(0)
+        await until(lambda: not rollouts.status().generating)
         for _ in range(50):
             await asyncio.sleep(0)
         status = rollouts.status()
@@ -228,8 +226,7 @@ async def test_cancelled_rollouts_keep_what_they_sampled_and_leave_no_session() 
     async with engine(source, script) as rollouts:
         batch = asyncio.create_task(rollouts.collect(requests(2)))
         await stuck.wait()
-        while rollouts.status().generating < 2:
-            await asyncio.sleep(0)
+        await until(lambda: rollouts.status().generating == 2)
         assert rollouts.cancel() == 2
         assert rollouts.cancel() == 0
         trajectories = await batch
@@ -347,20 +344,32 @@ async def test_the_status_tells_what_became_of_all_rollouts() -> None:
 
 
 def test_callers_without_an_event_loop_can_pause_cancel_and_look() -> None:
+    go = asyncio.Event()
+
+    async def script(_prompt_ids: Sequence[int], name: str) -> list[int]:
+        if not name.endswith("-0/1"):
+            await go.wait()
+        return SAY
+
+    async def let_go() -> None:
+        go.set()
+
     asked = Endless()
     source = one_turn()
-    rollouts = engine(source, lambda *_: SAY, concurrency=SMALL)
+    rollouts = engine(source, script, concurrency=SMALL)
     running = rollouts.run_sync(asked)
     assert next(running).outcome.kind == "terminated"
     rollouts.pause()
     assert rollouts.status().paused
-    # What is held back is ended, and as much follows it.
-    while not rollouts.cancel():
+    while not (cancelled := rollouts.cancel()):  # the next ones may not have begun yet
         pass
+    rollouts.call_sync(let_go())
     rollouts.resume()
-    ended = list(itertools.islice(running, 100))
-    assert {"terminated", "cancelled"} == {trajectory.outcome.kind for trajectory in ended}
+    ended = [next(running).outcome.kind for _ in range(100)]
+    assert (ended.count("cancelled"), ended.count("terminated")) == (cancelled, 100 - cancelled)
     assert asked.drawn <= 101 + 2 * SMALL.in_flight
-    running.close()  # type: ignore[attr-defined]
+    with contextlib.closing(cast(Generator[Any], running)):
+        pass
+    assert rollouts.status().in_flight == 0
     rollouts.close_sync()
     assert source.open == 0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gymhost.rollout import Concurrency, Limits, RolloutRequest, Trajectory
-from gymhost.rollout.groups import Group, Grouping, has_variance
+from gymhost.rollout.groups import Grouping, has_variance
 from support.local_source import LocalSource
 from support.rollouts import SAY, engine, requests
 from support.talk import Answer, Talk, end
@@ -135,9 +135,8 @@ def test_a_group_with_nothing_to_learn_from_gives_its_place_to_the_next() -> Non
     async def main() -> None:
         source = World(lambda task, number: float(task % 3 == 2 and number == 1))
         async with engine(source, lambda *_: SAY) as rollouts:
-            groups: list[Group] = []
-            async for group in rollouts.groups(endless(), Grouping(size=3, keep=has_variance), target=5):
-                groups.append(group)
+            learning = Grouping(size=3, keep=has_variance)
+            groups = [group async for group in rollouts.groups(endless(), learning, target=5)]
         assert sorted(group.request.task or 0 for group in groups) == [2, 5, 8, 11, 14]
         assert asked == 15  # none was begun in vain
         assert source.open == 0
@@ -159,7 +158,8 @@ def test_requests_that_end_before_the_target_end_the_groups() -> None:
 def test_a_predicate_that_fails_is_an_error(setting: str) -> None:
     async def main() -> None:
         source = World()
-        grouping: Any = Grouping(size=3, **{setting: lambda _: 1 / 0})
+        settings: dict[str, Any] = {setting: lambda _: 1 / 0}
+        grouping = Grouping(size=3, **settings)
         async with engine(source, lambda *_: SAY, reuse_sessions=False) as rollouts:
             running = rollouts.groups(requests(4), grouping)
             with pytest.raises(ZeroDivisionError):

@@ -35,7 +35,8 @@ def test_pieces_of_a_byte_level_tokenizer() -> None:
     text = "Guess a number.\n<tool_call> 4<|im_end|>"
     assert "".join(piece(tokenizer, token_id) for token_id in encode(text)) == text
     assert [piece(tokenizer, token_id) for token_id in encode("🙂")] == ["\\xf0", "\\x9f", "\\x99", "\\x82"]
-    assert piece(tokenizer, len(tokenizer) + 5) == f"[{len(tokenizer) + 5}]"
+    for unknown in (len(tokenizer) + 5, 2**40, -1):
+        assert piece(tokenizer, unknown) == f"[{unknown}]"
 
 
 def test_pieces_of_a_tokenizer_that_drops_spaces() -> None:

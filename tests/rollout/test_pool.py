@@ -225,18 +225,16 @@ class TestMembers:
             await pool.generate([1], SHORT, request_id="a/1")
 
     async def test_one_that_is_added_takes_its_share(
-        self, pool: GeneratorPool, servers: list[CompletionsServer]
+        self, servers: list[CompletionsServer], pool: GeneratorPool, changed: asyncio.Event
     ) -> None:
-        async with CompletionsServer() as third:
+        async with CompletionsServer(changed=changed) as third:
             with pytest.raises(ValueError, match="is a generator named"):
                 pool.add(VllmServerGenerator(servers[0].url, policy_version=4))
             pool.add(VllmServerGenerator(third.url, policy_version=4))
             for server in (*servers, third):
                 server.hold.clear()
             tasks = ask(pool, 6)
-            async with asyncio.timeout(5):
-                while len(third.bodies) < 2:
-                    await asyncio.sleep(0.01)
+            await until(changed, lambda: len(third.bodies) == 2)
             for server in (*servers, third):
                 server.hold.set()
             await asyncio.gather(*tasks)
@@ -295,7 +293,9 @@ class TestVersions:
         before = len(servers[0].bodies)
         async with asyncio.timeout(5):
             while len(servers[0].bodies) == before:
-                done = await asyncio.gather(*ask(pool, 2, prompt=(len(seen),)))
+                done = await asyncio.gather(
+                    *(pool.generate([9], SHORT, request_id=f"new{len(seen) + i}/1") for i in range(2))
+                )
                 seen += [generation.token_ids[0] for generation in done]
         assert set(seen) == {6}
         assert [(m.policy_version, m.healthy) for m in pool.members()] == [(6, True)] * 2

@@ -14,7 +14,7 @@ from gymhost.rollout.generators.base import InFlight
 from gymhost.rollout.generators.pool import GeneratorPool
 from gymhost.rollout.generators.weight_sync import DiskWeights
 from support.games import LENGTH, play_games, played
-from support.models import logprobs_of, player, shifted
+from support.models import logprobs_of, player, shifted, tiny_qwen3
 from support.recompute import check_rows, check_update
 from support.server import until
 from support.tokenizers import qwen3_tokenizer
@@ -90,7 +90,7 @@ class TestOneServer:
             with pytest.raises(PromptTooLong):
                 await generator.generate([20] * length, Sampling(), request_id="a/1")
         for room in (1, 3):
-            hot = Sampling(max_tokens=50, temperature=5.0, seed=1)
+            hot = Sampling(max_tokens=50, temperature=2.0, seed=1)
             full = await generator.generate([20] * (LENGTH - room), hot, request_id="b/1")
             assert (len(full.token_ids), full.finish_reason) == (room, "length")
 
@@ -108,20 +108,24 @@ class TestOneServer:
     async def test_a_cancelled_request_is_aborted(
         self, generator: VllmServerGenerator, servers: list[VllmProcess]
     ) -> None:
-        [server, _] = servers
-        before = server.metric("generation_tokens_total")
-        hot = Sampling(max_tokens=LENGTH - 20, temperature=20.0)  # as good as any token: none ends it early
+        server = servers[0]
         count = 40
+        await generator.update(tiny_qwen3(), 1)  # a model that hardly ever ends by itself
+        before = server.metric("generation_tokens_total")
         requests = [
-            asyncio.create_task(generator.generate([20 + i] * 10, hot, request_id=f"{i}/1")) for i in range(count)
+            asyncio.create_task(
+                generator.generate([20 + i] * 10, Sampling(max_tokens=LENGTH - 20), request_id=f"{i}/1")
+            )
+            for i in range(count)
         ]
         await until(lambda: server.metric("num_requests_running") > 0)
         for request in requests:
             request.cancel()
-        results = await asyncio.gather(*requests, return_exceptions=True)
-        assert {type(result) for result in results} == {asyncio.CancelledError}
+        await asyncio.gather(*requests, return_exceptions=True)
         await until(lambda: server.metric("num_requests_running") + server.metric("num_requests_waiting") == 0)
-        assert server.metric("generation_tokens_total") - before < count * 60
+        assert sum(request.cancelled() for request in requests) > count / 2
+        assert server.metric("generation_tokens_total") - before < count * 100
+        await generator.update(player(), 2)
 
     @pytest.mark.parametrize("in_flight", ["wait", "cut", "keep"])
     async def test_new_weights_in_the_middle_are_visible_and_nowhere_mixed_unmarked(

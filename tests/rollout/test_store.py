@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gymhost.rollout import Outcome, RolloutRequest, Store, StoreError, Trajectory, rollout_key
@@ -68,19 +68,21 @@ def test_what_was_appended_is_seen_at_once(tmp_path: Path) -> None:
 
 
 def test_done_is_what_need_not_be_made_again(tmp_path: Path) -> None:
-    requests = [RolloutRequest("Guess-v0", task=3, seed=5, split="train", group="g", index=i) for i in range(4)]
-    long = {"role": "user", "content": "x" * 5000}
+    requests = [RolloutRequest("Guess-v0", task=3, seed=5, split="train", group="g", index=i) for i in range(6)]
+    long = {"role": "user", "content": "🙂" * 5000}
     made = [
         trajectory(split="train", index=0, messages=[long]),
         trajectory(split="train", index=1, rewards={f"rubric {i}": 1.0 for i in range(500)}),  # a long head
-        trajectory(split="train", index=2, outcome=Outcome(kind="cancelled")),
+        trajectory(split="train", index=2, outcome=Outcome(kind="failed", fault="environment")),
+        trajectory(split="train", index=3, outcome=Outcome(kind="failed", fault="infrastructure")),
+        trajectory(split="train", index=4, outcome=Outcome(kind="cancelled")),
     ]
     with Store.create(tmp_path / "run") as store:
         for item in made:
             store.append(item)
         done = store.done()
-    assert done == {("Guess-v0", "train", 3, 5, "g", index) for index in (0, 1)}
-    assert [request.index for request in requests if rollout_key(request) not in done] == [2, 3]
+    assert done == {("Guess-v0", "train", 3, 5, "g", index) for index in (0, 1, 2)}
+    assert [request.index for request in requests if rollout_key(request) not in done] == [3, 4, 5]
 
 
 def test_texts_of_ids_are_kept_as_they_first_occur(tmp_path: Path) -> None:
@@ -97,6 +99,7 @@ def test_texts_of_ids_are_kept_as_they_first_occur(tmp_path: Path) -> None:
     assert tokenizer.made == [1, 2, 3, 4, 5, 6, 7, 9]
 
 
+@settings(max_examples=40)
 @given(made=st.lists(trajectories(), min_size=1, max_size=3), data=st.data())
 def test_a_line_that_a_crash_cut_is_cut_off(
     tmp_path_factory: pytest.TempPathFactory, made: list[Trajectory], data: st.DataObject
@@ -184,6 +187,11 @@ def test_a_store_is_not_made_over_anything(tmp_path: Path) -> None:
         Store.create(tmp_path / "run")
     with pytest.raises(StoreError, match="is not empty, and holds no store"):
         Store.create(tmp_path)
+    (tmp_path / "file").write_text("text")
+    with pytest.raises(StoreError, match="is a file: name a folder"):
+        Store.create(tmp_path / "file")
+    with pytest.raises(StoreError, match="is no store of rollouts"):
+        Store.open(tmp_path / "file")
 
 
 @pytest.mark.parametrize(

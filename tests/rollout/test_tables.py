@@ -6,10 +6,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from trl import SFTConfig, SFTTrainer
 from trl.chat_template_utils import qwen3_chat_template
+from trl.trainer.sft_config import SFTConfig
+from trl.trainer.sft_trainer import SFTTrainer
 
 from gymhost.rollout import (
     Outcome,
@@ -35,6 +36,7 @@ TOOLS = [
 ]
 
 
+@settings(max_examples=40)
 @given(st.lists(trajectories(), max_size=4))
 def test_a_table_gives_back_what_was_written(tmp_path_factory: pytest.TempPathFactory, made: list[Trajectory]) -> None:
     path = tmp_path_factory.mktemp("tables") / "rollouts.parquet"

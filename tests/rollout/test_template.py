@@ -14,35 +14,10 @@ from gymhost.rollout import Chat, Generation
 from gymhost.rollout.content import CannotRender
 from gymhost.rollout.conversation import Conversation
 from support.talk import ECHO, tool, user
-from support.tokenizers import CHATML, CONTROLS, qwen3_tokenizer, smollm2_tokenizer, with_template
+from support.templates import CHATML, CYCLE_OF_THOUGHTS, LAST_THOUGHT, MERGING, STRICT
+from support.tokenizers import CONTROLS, qwen3_tokenizer, smollm2_tokenizer, with_template
 
 pytestmark = pytest.mark.heavy
-
-# Thoughts are in the content, as this template is not told of them apart.
-LAST_THOUGHT = """{%- for m in messages -%}
-<|im_start|>{{ m.role }}
-{% set said = m.content.split('</think>')[-1].strip() if m.role == 'assistant' and not loop.last else m.content -%}
-{{ said }}<|im_end|>
-{% endfor -%}
-{%- if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
-
-# It is told of thoughts, and writes down those after the last user's message only.
-CYCLE_OF_THOUGHTS = """{{ tools | tojson }}
-{%- set ns = namespace(last=0) -%}
-{%- for m in messages -%}{%- if m.role == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endif -%}{%- endfor -%}
-{%- for m in messages -%}
-<|im_start|>{{ m.role }}
-{% if m.reasoning_content and loop.index0 > ns.last %}<think>
-{{ m.reasoning_content }}
-</think>
-
-{% endif %}{{ m.content }}{% for call in m.tool_calls or [] %}<tool_call>
-{{ call.function | tojson }}
-</tool_call>{% endfor %}<|im_end|>
-{% endfor -%}
-{%- if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
 
 CALL = '<tool_call>\n{"name":"echo","arguments":{"text":"x"}}\n</tool_call>'
 
@@ -133,7 +108,7 @@ def test_what_a_template_leaves_out_of_a_turn_is_not_passed_over() -> None:
 
 def test_tokens_that_reach_over_the_border_begin_a_new_row() -> None:
     """Without a control token between, `a` and the `b` that the template adds are one token."""
-    spoken = Spoken(with_template("{% for m in messages %}{{ m.content }}b{% endfor %}"), tools=())
+    spoken = Spoken(with_template(MERGING), tools=())
     [a] = spoken.ids("a")
     assert spoken.say([a], user("1"))
     assert [spoken.text(row.ids) for row in spoken.talk.rows] == ["Go.ba", "Go.bab1b"]
@@ -157,14 +132,8 @@ def test_a_turn_that_ended_otherwise_than_the_template_ends_turns_begins_a_new_r
 
 
 def test_what_a_template_has_no_words_for_is_put_into_those_it_has(caplog: pytest.LogCaptureFixture) -> None:
-    template = (
-        "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
-        "{{ raise_exception('roles must alternate') }}{% endif %}"
-        "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
     with caplog.at_level(logging.INFO, "gymhost.rollout.template"):
-        spoken = Spoken(with_template(template))
+        spoken = Spoken(with_template(STRICT))
     [said] = [record.getMessage() for record in caplog.records]
     assert "turns end with <|im_end|> and are read in Hermes' way" in said
     assert all(what in said for what in ("tools (", "tool calls (", "tools' answers (", "the system's role ("))

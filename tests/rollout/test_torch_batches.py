@@ -29,7 +29,7 @@ def _rows(count: int) -> list[Row]:
 def _logprobs(model: Any, batch: dict[str, Any], **given: Any) -> torch.Tensor:
     """The log-prob of each token, at its own place, as the docstring of the module says it."""
     with torch.no_grad():
-        output = model(batch["input_ids"], **given).logits[:, :-1].log_softmax(-1)
+        output = model(batch["input_ids"], use_cache=False, **given).logits[:, :-1].log_softmax(-1)
     said = output.gather(-1, batch["input_ids"][:, 1:, None]).squeeze(-1)
     return torch.nn.functional.pad(said, (1, 0))
 
@@ -57,7 +57,7 @@ def test_the_labels_make_the_loss_of_the_sampled_tokens() -> None:
     packed = as_tensors(pack(_rows(6), 100, PAD))
     given = {"position_ids": packed["position_ids"]}
     with torch.no_grad():
-        loss = model(packed["input_ids"], labels=packed["labels"], **given).loss
+        loss = model(packed["input_ids"], labels=packed["labels"], use_cache=False, **given).loss
     wanted = -_logprobs(model, packed, **given)[packed["loss_mask"]].mean()
     torch.testing.assert_close(loss, wanted, atol=1e-5, rtol=0.0)
 

@@ -1,6 +1,7 @@
 """Real vLLM on a CPU, as an engine in this process; and the transformers generator, which is held to the same."""
 
 import asyncio
+import copy
 import random
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -96,7 +97,8 @@ class TestGames:
         if request.param == "vllm":
             generator = VllmEngineGenerator(request.getfixturevalue("playing"))
         else:
-            generator = TransformersGenerator(player(), seed=0)
+            # A copy, since its weights are changed in place.
+            generator = TransformersGenerator(copy.deepcopy(player()), seed=0)
         yield generator
         await generator.aclose()
 

@@ -180,7 +180,7 @@ class TestUpdates:
     async def test_requests_in_flight_are_cut(
         self, server: CompletionsServer, generator: VllmServerGenerator, long: "asyncio.Task[Generation]"
     ) -> None:
-        server.partial = lambda _body: [5, 6]
+        server.partial = lambda _body: choice([5, 6], "abort")
         await generator.update(weights(7), 7, in_flight="cut")
         cut = await long
         assert (cut.token_ids, cut.finish_reason) == ([5, 6], "cut")

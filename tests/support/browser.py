@@ -150,7 +150,6 @@ def chromium(folder: Path) -> Generator[Browser]:
         base_url = f"{base}/session/{answer['sessionId']}/"
         with httpx.Client(base_url=base_url, timeout=PATIENCE, trust_env=False) as http:
             yield Browser(http)
-            http.delete("")
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -38,17 +38,22 @@ class ChatServer:
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
         while await reader.readline():
-            headers: dict[str, str] = {}
+            received: dict[str, str] = {}
             while (line := await reader.readline()).strip():
                 name, _, value = line.decode().partition(":")
-                headers[name.strip().lower()] = value.strip()
-            self.headers.append(headers)
-            self.bodies.append(json.loads(await reader.readexactly(int(headers["content-length"]))))
+                received[name.strip().lower()] = value.strip()
+            self.headers.append(received)
+            self.bodies.append(json.loads(await reader.readexactly(int(received["content-length"]))))
             answer = self._answer(self.bodies[-1])
             if answer is self.HANG:
                 continue
-            status = answer if isinstance(answer, int) else 200
-            message = answer if isinstance(answer, dict) else {"role": "assistant", "content": answer}
-            usage = {"prompt_tokens": 100, "completion_tokens": 10}
-            body = json.dumps({"choices": [{"message": message}], "usage": usage}).encode()
-            writer.write(f"HTTP/1.1 {status} Said\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+            status, extra, content = 200, {}, answer
+            if isinstance(answer, int):
+                status, content = answer, None
+            elif isinstance(answer, tuple):
+                status, extra, content = answer
+            whole = {"choices": [{"message": {"role": "assistant", "content": content}}]}
+            body = json.dumps(content if isinstance(content, dict) else whole).encode()
+            headers = "".join(f"{name}: {value}\r\n" for name, value in extra.items())
+            head = f"HTTP/1.1 {status} Said\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
+            writer.write(head.encode() + body)

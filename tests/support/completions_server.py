@@ -47,7 +47,7 @@ class CompletionsServer:
             "weight_transfer_config": None,
         }
         self.on_reset: Callable[[], None] = lambda: None
-        self.partial: Callable[[dict[str, Any]], list[int]] = lambda _body: []
+        self.partial: Callable[[dict[str, Any]], dict[str, Any]] = lambda _body: choice([], "abort")
         self._dev_mode = dev_mode
         self._label = "default"
         self._running = 0
@@ -149,7 +149,7 @@ class CompletionsServer:
             held.cancel()
             aborted.cancel()
             if self._abort.is_set():
-                return 200, {"choices": [choice(self.partial(request), "abort")]}
+                return 200, {"choices": [self.partial(request)]}
             await self._resumed.wait()
             answer = self.answer(request)
         finally:
@@ -188,6 +188,31 @@ class CompletionsServer:
             case _:
                 return 404, {"detail": "Not Found"}
         return 200, {}
+
+
+class PrefixCache:
+    """Answers what it is told to say, with the oldest version that filled a block of the context as log-probs.
+
+    Args:
+        server: Whose version fills blocks, and whose reset empties them.
+        says: Given the request's body, the ids to sample.
+    """
+
+    def __init__(self, server: CompletionsServer, says: Callable[[dict[str, Any]], list[int]], block: int = 4) -> None:
+        self._server = server
+        self._says = says
+        self._block = block
+        self._filled: dict[tuple[int, ...], int] = {}
+        server.on_reset = self._filled.clear
+
+    def __call__(
+        self, body: dict[str, Any], finish_reason: str = "stop", ids: list[int] | None = None
+    ) -> dict[str, Any]:
+        prompt: list[int] = body["prompt"]
+        version = self._server.version
+        ends = range(self._block, len(prompt) + 1, self._block)
+        used = [self._filled.setdefault(tuple(prompt[:end]), version) for end in ends]
+        return choice(ids or self._says(body), finish_reason, logprob=-float(min([*used, version])))
 
 
 def choice(ids: list[int], finish_reason: str = "stop", logprob: float = -0.5) -> dict[str, Any]:

@@ -66,13 +66,6 @@ def qwen3_tokenizer() -> Any:
     )
 
 
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-"""A chat template that knows messages and nothing else."""
-
-
 def with_template(template: str | None, *controls: str) -> Any:
     """The tokenizer with a chat template that nobody knows, and further control tokens."""
     tokenizer = copy.deepcopy(qwen3_tokenizer())

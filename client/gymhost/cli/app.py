@@ -21,8 +21,8 @@ COMMANDS = {
     "play": ("gymhost.cli.play", "Play an environment yourself, in the terminal."),
     "rollout": ("gymhost.cli.rollout", "Have a model play an environment, and say how well it does."),
     "serve": ("gymhost.cli.serve", "Host environments until Ctrl-C or SIGTERM."),
-    "view": ("gymhost.cli.view", "Write rollouts as a page to read in a browser."),
     "version": ("gymhost.cli.version", "Show the versions of gymhost and of what it builds on."),
+    "view": ("gymhost.cli.view", "Write rollouts as a page to read in a browser."),
 }
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
 import click
+from gymnasium.spaces import Text
 from rich.console import Console
 
 from gymhost.cli.app import Failure
@@ -22,6 +23,7 @@ from gymhost.rollout import Concurrency, Limits, RolloutRequest, Sampling
 from gymhost.rollout.store import Store, StoreError, rollout_key
 from gymhost.rollout.summary import Tally
 from gymhost.rollout.trajectory import Trajectory
+from gymhost.wire.chat_spaces import FreeText
 
 __all__ = ["act"]
 
@@ -147,8 +149,9 @@ async def _look(remote: RemoteServer, id: str, kwargs: Mapping[str, Any], shown:
             f"no environment {id!r} is registered here: name the module that registers it with --module "
             "(`gymhost envs` lists those that are)"
         ) from error
-    if not environment.conversational:
-        raise Failure(f"a language model can't play {id}: its actions are no messages but {environment.action_space}")
+    # A model also plays what takes plain texts and answers with such.
+    if not environment.conversational and not isinstance(environment.action_space, FreeText | Text):
+        raise Failure(f"a language model can't play {id}, whose actions are no messages: {environment.action_space}")
     return environment
 
 

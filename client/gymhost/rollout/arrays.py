@@ -4,7 +4,7 @@ Everything about a token stands at the place of that token, nothing is shifted: 
 `input_ids[i, t]` was sampled, and `logprobs[i, t]` is its log-prob given the tokens before it. A causal model says at
 `t - 1` what it thinks of `t`, so a loss compares its output for `[:, :-1]` with what stands at `[:, 1:]`:
 
-    output = model(input_ids, position_ids=position_ids).logits[:, :-1].log_softmax(-1)
+    output = model(input_ids, position_ids=position_ids, use_cache=False).logits[:, :-1].log_softmax(-1)
     new = output.gather(-1, input_ids[:, 1:, None]).squeeze(-1)
     ratio = (new - logprobs[:, 1:]).exp()
     loss = -(ratio * advantages[:, 1:])[loss_mask[:, 1:]].mean()
@@ -74,8 +74,11 @@ def pack(
     """Puts several training rows after another into lines, so that little has to be filled up.
 
     Attention must not lead from one row to another. Models of transformers see to it by the `position_ids`, which begin
-    again at 0 with each row, as long as they are given no `attention_mask`. Kernels for sequences of varying length
-    take `cu_seqlens`, and whoever makes a mask compares `sequence_ids`.
+    again at 0 with each row, if they are given no `attention_mask` and keep no cache:
+
+        model(input_ids, position_ids=position_ids, use_cache=False)
+
+    Kernels for sequences of varying length take `cu_seqlens`, and whoever makes a mask compares `sequence_ids`.
 
     Args:
         items: Trajectories, of which all rows are taken, or rows.

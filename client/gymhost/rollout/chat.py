@@ -137,9 +137,10 @@ class Chat:
         # A name that is not on offer is well formed, and so is text where JSON would have been: the environment knows
         # its tools, and answers.
         status = str(call.status)
-        plain = status == "invalid_json" and isinstance(call.arguments, dict)
+        arguments: Any = call.arguments
+        plain = status == "invalid_json" and isinstance(arguments, dict)
         well_formed = name and (plain or status in ("ok", "unknown_tool"))
-        return _call(call.id or call_id, name, call.arguments if well_formed else call.raw)
+        return _call(call.id or call_id, name, arguments if well_formed else call.raw)
 
     def _guarded(self, messages: Sequence[Message], sampled: Mapping[int, Sequence[int]]) -> list[Message]:
         """Messages as the renderer is to be given them."""

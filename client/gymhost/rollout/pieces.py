@@ -32,7 +32,10 @@ def piece(tokenizer: Any, token_id: int) -> str:
 def _piece(tokenizer: Any, token_id: int, added: dict[int, Any]) -> str:
     if token_id in added:
         return str(added[token_id])
-    token: str | None = tokenizer.convert_ids_to_tokens(token_id)
+    try:
+        token: str | None = tokenizer.convert_ids_to_tokens(token_id)
+    except (IndexError, KeyError, OverflowError):  # tokenizers differ in how they say that there is none
+        token = None
     if not token:
         return f"[{token_id}]"
     once = _decoded(tokenizer, [token_id])

@@ -62,6 +62,8 @@ def plain(value: Any, depth: int = _DEPTH) -> Any:
 
 def _inner(value: Any) -> Any:
     """What a container holds, as a dict, a list or, of an array without dimensions, a scalar; None if it is none."""
+    if isinstance(value, type):  # which has the methods of its instances
+        return None
     if isinstance(value, Mapping):
         return dict(cast(Mapping[Any, Any], value))
     if isinstance(value, list | tuple):
@@ -70,7 +72,7 @@ def _inner(value: Any) -> Any:
         return sorted(cast(set[Any], value), key=repr)
     if hasattr(value, "tolist"):  # an array or a scalar, of NumPy or of torch
         return value.tolist()
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if dataclasses.is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, BaseModel):
         return value.model_dump()
@@ -98,5 +100,7 @@ def _is_picture(value: Any) -> bool:
 
 def _picture_url(picture: Any) -> str:
     file = io.BytesIO()
+    if picture.mode not in ("1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA"):  # those of a PNG
+        picture = picture.convert("RGB")
     picture.save(file, format="PNG")
     return data_url(file.getvalue())

@@ -22,7 +22,7 @@ from gymhost.rollout.parquet import write_parquet
 from gymhost.rollout.pieces import pieces
 from gymhost.rollout.plain import plain
 from gymhost.rollout.requests import RolloutRequest
-from gymhost.rollout.trajectory import SCHEMA, Trajectory
+from gymhost.rollout.trajectory import SCHEMA, Outcome, Trajectory
 
 __all__ = ["RolloutKey", "Store", "StoreError", "rollout_key"]
 
@@ -81,6 +81,8 @@ class Store:
             StoreError: The folder holds a store already, or anything else.
         """
         path = Path(path)
+        if path.exists() and not path.is_dir():
+            raise StoreError(f"{path} is a file: name a folder")
         path.mkdir(parents=True, exist_ok=True)
         if (path / _RUN).exists():
             raise StoreError(f"{path} holds a store already: resume it, or name another folder")
@@ -113,7 +115,7 @@ class Store:
         try:
             run: dict[str, Any] = json.loads((path / _RUN).read_text(encoding="utf-8"))
             schema, settings = int(run["schema"]), dict(run["settings"])
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise StoreError(f"{path} is no store of rollouts: it has no {_RUN}") from None
         except (ValueError, KeyError, TypeError) as error:
             raise StoreError(f"{path} is no store of rollouts: its {_RUN} can't be read") from error
@@ -155,7 +157,10 @@ class Store:
         return sum(1 for _ in _lines(self.path / _TRAJECTORIES))
 
     def done(self) -> set[RolloutKey]:
-        """Returns what need not be made again when the run is resumed: all that is here and was not cancelled.
+        """Returns what need not be made again when the run is resumed: all that is here and came to an end.
+
+        What was cancelled, or failed by the fault of infrastructure or of a generator, is not done; made again, it is
+        here twice.
 
             done = store.done()
             left = [request for request in requests if rollout_key(request) not in done]
@@ -168,11 +173,8 @@ class Store:
         found: set[RolloutKey] = set()
         for number, line in enumerate(_lines(self.path / _TRAJECTORIES), 1):
             try:
-                # Token ids, which make a line long, come after what is needed here.
-                head: dict[str, Any] = from_json(line[:_HEAD], allow_partial=True)
-                if "messages" not in head:
-                    head = from_json(line)
-                if head["outcome"]["kind"] != "cancelled":
+                head = _head(line)
+                if Outcome.model_validate(head["outcome"]).final:
                     found.add(cast(RolloutKey, tuple(head[name] for name in _KEY)))
             except (ValueError, KeyError, TypeError) as error:
                 raise StoreError(f"{self.path / _TRAJECTORIES}, line {number}: this is no trajectory") from error
@@ -287,6 +289,12 @@ def _lines(path: Path) -> Iterator[bytes]:
             if left < 0 or not line.endswith(b"\n"):  # the last one may be being written
                 return
             yield line
+
+
+def _head(line: bytes) -> dict[str, Any]:
+    """What a line says first, up to the messages at least: token ids, which make it long, come after these."""
+    head: dict[str, Any] = from_json(line[:_HEAD], allow_partial=True)
+    return head if "messages" in head else from_json(line)
 
 
 def _cut_half_line(path: Path, file: io.FileIO) -> None:

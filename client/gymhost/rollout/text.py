@@ -42,10 +42,12 @@ def _lines(trajectory: Trajectory) -> Iterator[str]:
         f"turns:   {len(trajectory.turns)}, {trajectory.sampled_tokens} tokens sampled, "
         f"{times.generation:.2f} s generating, {times.environment:.2f} s in the environment"
     )
+    if trajectory.turns and not trajectory.token_rows:
+        yield "rows:    none, since a chat endpoint tells no token ids"
     if trajectory.rewritten:
         yield f"rows:    {len(trajectory.rows())}, since the chat template rewrote history"
     if trajectory.mixed_versions:
-        yield f"policy:  versions {sorted({turn.policy_version for turn in trajectory.turns})}"
+        yield f"policy:  versions {trajectory.oldest_version} to {trajectory.newest_version}"
 
 
 def _turn_facts(trajectory: Trajectory, number: int) -> str:

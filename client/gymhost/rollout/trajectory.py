@@ -129,6 +129,11 @@ class Outcome(_Record):
     turn: int = 0
     """The number of turns that were begun, so the turn that failed if one did; 0 is before the first."""
 
+    @property
+    def final(self) -> bool:
+        """Whether another try would be another rollout: it ended, or the environment is at fault, so would be again."""
+        return self.kind in ("terminated", "truncated") or self.fault == "environment"
+
     def __str__(self) -> str:
         match self.kind:
             case "truncated":

@@ -24,7 +24,8 @@ from gymhost.rollout.generators.scripted import Reply, ScriptedGenerator
 
 if TYPE_CHECKING:
     from gymhost.rollout.generators.chat_endpoint import ChatEndpointGenerator
-    from gymhost.rollout.generators.pool import GeneratorPool, Member
+    from gymhost.rollout.generators.members import Member
+    from gymhost.rollout.generators.pool import GeneratorPool
     from gymhost.rollout.generators.transformers import TransformersGenerator
     from gymhost.rollout.generators.vllm_engine import VllmEngineGenerator
     from gymhost.rollout.generators.vllm_server import VllmServerGenerator
@@ -58,7 +59,7 @@ _LAZY = {
     "ChatEndpointGenerator": "gymhost.rollout.generators.chat_endpoint",
     "DiskWeights": "gymhost.rollout.generators.weight_sync",
     "GeneratorPool": "gymhost.rollout.generators.pool",
-    "Member": "gymhost.rollout.generators.pool",
+    "Member": "gymhost.rollout.generators.members",
     "TransferWeights": "gymhost.rollout.generators.weight_sync",
     "TransformersGenerator": "gymhost.rollout.generators.transformers",
     "VllmEngineGenerator": "gymhost.rollout.generators.vllm_engine",

@@ -96,10 +96,11 @@ class ChatEndpointGenerator:
                     answer, problem, wait = await self._ask(body, request_id)
                     if answer is not None:
                         return self._response(answer, first_call=_calls_in(messages))
-                    if attempt + 1 < self._attempts:
-                        # Spread out, so that the rollouts of a batch do not come back all at once.
-                        longest = min(_FIRST_WAIT * 2**attempt, _LONGEST_WAIT)
-                        await asyncio.sleep(wait + random.uniform(longest / 2, longest))
+                    if attempt + 1 == self._attempts or wait > self._timeout:
+                        break
+                    # Spread out, so that the rollouts of a batch do not come back all at once.
+                    longest = min(_FIRST_WAIT * 2**attempt, _LONGEST_WAIT)
+                    await asyncio.sleep(wait + random.uniform(longest / 2, longest))
         except TimeoutError:
             if not scope.expired():
                 raise

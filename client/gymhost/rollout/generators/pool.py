@@ -3,9 +3,7 @@
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from gymhost.rollout.generators.base import (
@@ -17,54 +15,16 @@ from gymhost.rollout.generators.base import (
     Sampling,
     Updatable,
 )
+from gymhost.rollout.generators.members import Left, Member, Seat
 from gymhost.rollout.generators.updates import Updates, WeightsRefused
 
-__all__ = ["GeneratorPool", "Member"]
+__all__ = ["GeneratorPool"]
 
 logger = logging.getLogger(__name__)
 
 _REMEMBERED_ROLLOUTS = 65536
 _MOVES = 16
 _PROBES_MISSED = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """How a member of a pool does at present."""
-
-    name: str
-    load: int
-    """Tokens in flight: prompts, and what may still be sampled."""
-    requests: int
-    """How many are in flight."""
-    healthy: bool
-    """Whether it answers."""
-    current: bool
-    """Whether its weights are of the pool's version; if not, it is not used."""
-    draining: bool
-    policy_version: int
-
-
-@dataclass(eq=False, slots=True)
-class _Seat:
-    generator: Generator
-    well: bool = True
-    current: bool = True
-    draining: bool = False
-    why: str = ""
-    load: int = 0
-    requests: int = 0
-    missed: int = 0
-    scopes: set[asyncio.Timeout] = field(default_factory=set[asyncio.Timeout])
-    """Of what is to be given up if the member is left."""
-    minder: "asyncio.Task[None] | None" = None
-    catching_up: bool = False
-    held: bool = False
-    """Whether it is paused, or about to be."""
-
-    @property
-    def usable(self) -> bool:
-        return self.well and self.current and not self.draining
 
 
 class GeneratorPool(Updates):
@@ -104,9 +64,9 @@ class GeneratorPool(Updates):
         self.name = name
         self._patience = patience
         self._probe_seconds = probe_seconds
-        self._seats: dict[str, _Seat] = {}
-        self._homes: OrderedDict[str, _Seat] = OrderedDict()
-        self._paused: list[_Seat] = []
+        self._seats: dict[str, Seat] = {}
+        self._homes: OrderedDict[str, Seat] = OrderedDict()
+        self._paused: list[Seat] = []
         self._news = asyncio.Event()
         self._busy = 0  # requests and updates; members are minded while there are any
         self._closed = False
@@ -132,12 +92,7 @@ class GeneratorPool(Updates):
 
     def members(self) -> list[Member]:
         """How each member does at present."""
-        return [
-            Member(
-                name, seat.load, seat.requests, seat.well, seat.current, seat.draining, seat.generator.policy_version
-            )
-            for name, seat in self._seats.items()
-        ]
+        return [seat.member for seat in self._seats.values()]
 
     def add(self, generator: Generator) -> None:
         """Takes in a generator; it is used once its weights are of the pool's version.
@@ -147,7 +102,7 @@ class GeneratorPool(Updates):
         """
         if generator.name in self._seats:
             raise ValueError(f"there is a generator named {generator.name} in the pool already")
-        seat = _Seat(generator, current=generator.policy_version == self._version)
+        seat = Seat(generator, current=generator.policy_version == self._version)
         self._seats[generator.name] = seat
         if self._busy:
             self._mind(seat)
@@ -170,7 +125,7 @@ class GeneratorPool(Updates):
                 while seat.requests:
                     await self._news.wait()
         except TimeoutError:
-            _give_up(seat)
+            seat.give_up()
 
     def remove(self, name: str) -> Generator:
         """Takes a generator out and returns it, still open; what is in flight there goes on elsewhere.
@@ -180,7 +135,7 @@ class GeneratorPool(Updates):
         """
         seat = self._seats.pop(name)
         seat.draining = True
-        _give_up(seat)
+        seat.give_up()
         self._tell()
         return seat.generator
 
@@ -202,11 +157,11 @@ class GeneratorPool(Updates):
                 seat.load += cost
                 seat.requests += 1
                 try:
-                    async with _given_up_with(seat):
+                    async with seat.given_up_with():
                         return await seat.generator.generate(prompt_ids, sampling, request_id=request_id)
                 except GeneratorGone as error:
                     self._leave(seat, str(error))
-                except _Left:
+                except Left:
                     pass
                 finally:
                     seat.load -= cost
@@ -226,8 +181,8 @@ class GeneratorPool(Updates):
         if fixed := [name for name, seat in self._seats.items() if not isinstance(seat.generator, Updatable)]:
             raise GeneratorError(f"these members of {self.name} can't be paused: {', '.join(fixed)}")
 
-        async def pause(seat: _Seat) -> None:
-            await _updatable(seat).pause(in_flight, patience=patience)
+        async def pause(seat: Seat) -> None:
+            await seat.updatable.pause(in_flight, patience=patience)
             self._paused.append(seat)
 
         self._begin()
@@ -252,11 +207,11 @@ class GeneratorPool(Updates):
             GeneratorError: No member has the new weights.
         """
         ready = weights if isinstance(weights, _Ready) else await self._prepare(weights, version)
-        loaded: list[_Seat] = []
+        loaded: list[Seat] = []
 
-        async def load(seat: _Seat) -> None:
+        async def load(seat: Seat) -> None:
             try:
-                await _updatable(seat).load_weights(ready.of(seat), version)
+                await seat.updatable.load_weights(ready.of(seat), version)
             except WeightsRefused:
                 raise
             except BaseException:
@@ -277,8 +232,8 @@ class GeneratorPool(Updates):
     async def resume(self) -> None:
         """Resumes the members that are paused; one that does not is left."""
 
-        async def resume(seat: _Seat) -> None:
-            await _updatable(seat).resume()
+        async def resume(seat: Seat) -> None:
+            await seat.updatable.resume()
 
         try:
             if self._gate.closed == 1:
@@ -296,7 +251,7 @@ class GeneratorPool(Updates):
         self._closed = True
         self._tell()
         for seat in self._seats.values():
-            _give_up(seat)
+            seat.give_up()
         minders = [seat.minder for seat in self._seats.values() if seat.minder is not None]
         for minder in minders:
             minder.cancel()
@@ -306,31 +261,31 @@ class GeneratorPool(Updates):
     async def _prepare(self, weights: Any, version: int) -> "_Ready":
         """Gets the weights ready once for each way in which they reach members."""
         ready = _Ready(weights)
-        for sync in {_sync(seat) for seat in self._seats.values()} - {None}:
+        for sync in {seat.sync for seat in self._seats.values()} - {None}:
             ready.by_sync[sync] = await sync.prepare(weights, version)
         return ready
 
-    async def _each(self, seats: Sequence[_Seat], act: Callable[[_Seat], Awaitable[None]]) -> list[Exception]:
+    async def _each(self, seats: Sequence[Seat], act: Callable[[Seat], Awaitable[None]]) -> list[Exception]:
         """Does the same with several members at once, and returns what went wrong."""
 
-        async def one(seat: _Seat) -> Exception | None:
+        async def one(seat: Seat) -> Exception | None:
             try:
-                async with _given_up_with(seat):
+                async with seat.given_up_with():
                     await act(seat)
-            except _Left:
-                return GeneratorGone(f"{seat.generator.name}: {seat.why}")
+            except Left:
+                return GeneratorGone(f"{seat.name}: {seat.why}")
             except GeneratorGone as error:
                 self._leave(seat, str(error))
                 return error
             except Exception as error:  # noqa: BLE001 - the other members must not suffer from it
-                logger.warning("%s, a member of %s: %s", seat.generator.name, self.name, error)
+                logger.warning("%s, a member of %s: %s", seat.name, self.name, error)
                 seat.why = str(error)
                 return error
             return None
 
         return [error for error in await asyncio.gather(*map(one, seats)) if error is not None]
 
-    def _choose(self, rollout: str) -> _Seat | None:
+    def _choose(self, rollout: str) -> Seat | None:
         """Where a rollout is sampled: where it was, or else where the least is in flight."""
         home = self._homes.get(rollout)
         if home is None or not home.usable:
@@ -344,7 +299,7 @@ class GeneratorPool(Updates):
             self._homes.popitem(last=False)
         return home
 
-    async def _await_member(self, rollout: str) -> _Seat:
+    async def _await_member(self, rollout: str) -> Seat:
         """Waits for a member that can be used, if one may come back."""
         try:
             async with asyncio.timeout(self._patience):
@@ -366,13 +321,13 @@ class GeneratorPool(Updates):
         self._news.set()
         self._news = asyncio.Event()
 
-    def _leave(self, seat: _Seat, why: str) -> None:
+    def _leave(self, seat: Seat, why: str) -> None:
         """Takes a member for dead: what it was doing is given up, and it must catch up before it is used again."""
         if seat.well:
-            logger.warning("%s leaves %s, and does its work elsewhere: %s", self.name, seat.generator.name, why)
+            logger.warning("%s leaves %s, and does its work elsewhere: %s", self.name, seat.name, why)
         seat.well = seat.current = False
         seat.why = why
-        _give_up(seat)
+        seat.give_up()
         self._tell()
 
     def _begin(self) -> None:
@@ -381,24 +336,24 @@ class GeneratorPool(Updates):
                 self._mind(seat)
         self._busy += 1
 
-    def _mind(self, seat: _Seat) -> None:
+    def _mind(self, seat: Seat) -> None:
         minder = seat.minder
         if minder is None or minder.done() or minder.get_loop() is not asyncio.get_running_loop():
-            seat.minder = asyncio.create_task(self._minding(seat), name=f"minder of {seat.generator.name}")
+            seat.minder = asyncio.create_task(self._minding(seat), name=f"minder of {seat.name}")
 
-    async def _minding(self, seat: _Seat) -> None:
+    async def _minding(self, seat: Seat) -> None:
         """Looks after a member while there is something to do."""
         while True:
             if not (seat.well and seat.current):
                 await self._look_after(seat)
             await asyncio.sleep(self._probe_seconds)
-            if not self._busy or self._seats.get(seat.generator.name) is not seat:
+            if not self._busy or self._seats.get(seat.name) is not seat:
                 return
             if seat.scopes and seat.well and seat.current:
                 await self._look_after(seat)
 
-    async def _look_after(self, seat: _Seat) -> None:
-        if not await self._answers(seat):
+    async def _look_after(self, seat: Seat) -> None:
+        if not await seat.answers(self._probe_seconds):
             seat.missed += 1
             if seat.missed >= _PROBES_MISSED:
                 self._leave(seat, seat.why if not seat.well else f"it missed {seat.missed} health checks")
@@ -408,17 +363,7 @@ class GeneratorPool(Updates):
         if not (seat.current or seat.held):
             await self._catch_up(seat)
 
-    async def _answers(self, seat: _Seat) -> bool:
-        healthy = getattr(seat.generator, "healthy", None)
-        if healthy is None:
-            return seat.well
-        try:
-            async with asyncio.timeout(self._probe_seconds):
-                return await healthy()
-        except Exception:  # noqa: BLE001 - whatever it is, it is no sign of health
-            return False
-
-    async def _catch_up(self, seat: _Seat) -> None:
+    async def _catch_up(self, seat: Seat) -> None:
         """Uses a member again if its weights are of the pool's version by now."""
         generator: Any = seat.generator
         version = self._version
@@ -442,10 +387,6 @@ class GeneratorPool(Updates):
         seat.why = why
 
 
-class _Left(Exception):
-    """The member was left while it was at work."""
-
-
 class _Ready:
     """Weights as the members of a pool take them."""
 
@@ -453,36 +394,5 @@ class _Ready:
         self.by_sync: dict[Any, Any] = {}
         self._weights = weights
 
-    def of(self, seat: _Seat) -> Any:
-        return self.by_sync.get(_sync(seat), self._weights)
-
-
-def _sync(seat: _Seat) -> Any:
-    return getattr(seat.generator, "sync", None)
-
-
-def _updatable(seat: _Seat) -> Updatable:
-    assert isinstance(seat.generator, Updatable)
-    return seat.generator
-
-
-@asynccontextmanager
-async def _given_up_with(seat: _Seat) -> AsyncGenerator[None]:
-    """Cancels its body if the member is left, and raises `_Left`."""
-    scope = asyncio.timeout(None)
-    try:
-        async with scope:
-            seat.scopes.add(scope)
-            yield
-    except TimeoutError:
-        if not scope.expired():
-            raise
-        raise _Left from None
-    finally:
-        seat.scopes.discard(scope)
-
-
-def _give_up(seat: _Seat) -> None:
-    scopes, seat.scopes = seat.scopes, set()
-    for scope in scopes:
-        scope.reschedule(0.0)
+    def of(self, seat: Seat) -> Any:
+        return self.by_sync.get(seat.sync, self._weights)

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 _CONNECT_SECONDS = 10.0
 _CONTROL_SECONDS = 60.0
+_ABORT_SECONDS = 0.2
 _HEALTH_SECONDS = 5.0
 _CERTAIN = -1e-6
 
@@ -141,9 +142,7 @@ class VllmServerGenerator(Updates):
                 # What is still in flight there is of other clients.
                 await self.control("/pause?mode=wait", seconds=patience + _CONTROL_SECONDS)
             else:
-                await self.control("/pause?mode=abort")
-                if not await self._gate.emptied(_CONTROL_SECONDS):
-                    raise GeneratorError(f"{self.url} did not end its requests in {_CONTROL_SECONDS:g} s")
+                await self._abort()
         except WeightsRefused:
             self._gate.open()
             raise
@@ -151,6 +150,16 @@ class VllmServerGenerator(Updates):
             with contextlib.suppress(GeneratorError):
                 await self.resume()
             raise
+
+    async def _abort(self) -> None:
+        """Pauses the server until it has ended all requests: one that was on its way is held by the first pause."""
+        give_up = asyncio.get_running_loop().time() + _CONTROL_SECONDS
+        while True:
+            await self.control("/pause?mode=abort")
+            if await self._gate.emptied(_ABORT_SECONDS):
+                return
+            if asyncio.get_running_loop().time() > give_up:
+                raise GeneratorError(f"{self.url} did not end its requests in {_CONTROL_SECONDS:g} s")
 
     async def load_weights(self, weights: Any, version: int) -> None:
         """Loads weights into a server that is paused, and resets its caches."""
@@ -189,8 +198,11 @@ class VllmServerGenerator(Updates):
                 if (await self.ask("/weight_info")).get("weight_version") == str(version):
                     self._version = version
                     return True
-        await self.control("/resume")  # after an update that did not get to its end
-        return await self._change(self.sync.again(self, version), version)
+        await self.pause("cut")
+        try:
+            return await self._change(self.sync.again(self, version), version)
+        finally:
+            await self.resume()
 
     async def ask(self, path: str) -> Any:
         """Gets what a control endpoint says; see `ServerControl`."""

@@ -137,7 +137,10 @@ function pressed(event, list, help) {
   const chosenView = { m: "messages", t: "tokens", g: "group", r: "record" }[event.key];
   if (step) {
     const next = list.beside(step);
-    if (next && next !== line) location.replace(address(next, view));
+    if (next && next !== line) {
+      list.select(next.n); // Now, so that a key that is held down goes on from here.
+      location.replace(address(next, view));
+    }
   } else if (chosenView) {
     // The same key again goes back to the messages.
     if (line) go(line, view === chosenView ? "messages" : chosenView);

@@ -14,18 +14,23 @@ function embedded() {
     return element.textContent;
   };
   return {
-    index: async () => JSON.parse(text("index")),
-    conversation: async (n) => unpack(text(`conversation-${n}`)),
-    tokens: async (n) => unpack(text(`tokens-${n}`)),
-    pieces: async () => unpack(text("pieces")),
+    index: async () => JSON.parse(text("index"), exactly),
+    conversation: async (n) => JSON.parse(await unpack(text(`conversation-${n}`)), exactly),
+    tokens: async (n) => JSON.parse(await unpack(text(`tokens-${n}`))),
+    pieces: async () => JSON.parse(await unpack(text("pieces"))),
   };
 }
 
-/** JSON that was deflated and written in base64. */
+/** A text that was deflated and written in base64. */
 async function unpack(text) {
   const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-  return new Response(stream).json();
+  return new Response(stream).text();
+}
+
+/** Keeps an integer that JavaScript's numbers can't hold, such as a seed of 64 bits, as the text that it was. */
+function exactly(key, value, context) {
+  return Number.isInteger(value) && !Number.isSafeInteger(value) ? context?.source ?? value : value;
 }
 
 /** What `read` gave lately, so that going back and forth costs nothing. */

@@ -84,6 +84,29 @@ async function search(text, progress) {
   return true;
 }
 
+/** Marks the text that is looked for where it is shown, without touching the elements, and unfolds what hides it. */
+function markFound() {
+  if (!CSS.highlights) return;
+  CSS.highlights.delete("found");
+  const words = filters.text.toLowerCase();
+  if (!words) return;
+  const ranges = [];
+  const texts = document.createTreeWalker(byId("reader"), NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const node = texts.currentNode;
+    const text = node.data.toLowerCase();
+    for (let at = text.indexOf(words); at >= 0; at = text.indexOf(words, at + words.length)) {
+      const range = new Range();
+      range.setStart(node, at);
+      range.setEnd(node, Math.min(node.data.length, at + words.length));
+      ranges.push(range);
+      const folded = node.parentElement.closest("details");
+      if (folded) folded.open = true;
+    }
+  }
+  CSS.highlights.set("found", new Highlight(...ranges));
+}
+
 /** The form above the list. `changed` is called after each change. */
 function filterForm(changed) {
   const values = (key) => [...new Set(store.rollouts.flatMap(key))].filter(Boolean).sort();
@@ -119,6 +142,7 @@ function filterForm(changed) {
       if (await search(filters.text, (share) => (hint.textContent = `searching ${Math.round(100 * share)} %`))) {
         hint.textContent = "";
         changed();
+        markFound();
       }
     }, 150),
   });
@@ -152,6 +176,7 @@ function filterForm(changed) {
     for (const chip of form.querySelectorAll(".chip")) chip.setAttribute("aria-pressed", "false");
     hint.textContent = "";
     changed();
+    markFound();
   };
   return form;
 }

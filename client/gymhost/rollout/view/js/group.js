@@ -72,7 +72,9 @@ function sideBySide(members, conversations, open) {
     const message = all[i].messages[at];
     if (!message) return h("div.cell.nothing");
     const turn = turnOf[i].get(at);
-    return h("div.cell", {}, messageView(message, all[i].turns[turn], turn, null));
+    // What is as in the first column is there to be compared, not to be read again.
+    const same = i > 0 && JSON.stringify(message) === JSON.stringify(first[at]);
+    return h(same ? "div.cell.same" : "div.cell", {}, messageView(message, all[i].turns[turn], turn, null));
   };
   const common = h("details.common", {}, h("summary", {}, parts === 0 ? "They have no message in common." : places.length
     ? `The first ${plural(parts, "message is", "messages are")} the same in all; they part ${partingWords(first, parts)}.`

@@ -28,7 +28,7 @@ function rolloutList(open) {
   list.show = (found) => {
     shown = found;
     list.scrollTop = 0;
-    list.select(current);
+    draw();
   };
   list.select = (n) => {
     current = n;
@@ -58,7 +58,7 @@ function rolloutLine(line, selected) {
   return h("div.line", { role: "option", id: `line-${line.n}`, "aria-selected": selected ? "true" : "false", "data-n": line.n },
     h("div", {},
       h("b.reward", {}, line.reward === null ? "?" : number(line.reward)),
-      h("span.what", {}, line.env), line.task === null ? null : h("span", {}, `task ${line.task}`),
+      h("span.what", { title: line.env }, line.env.split("/").pop()), line.task === null ? null : h("span", {}, `task ${line.task}`),
       badge(line)),
     h("div.muted", {}, h("span.facts", {}, line.outcome === "failed" && line.message ? line.message : facts.join(" · ")),
       flags.map(([word, title]) => h("span.flag", { title }, word))));

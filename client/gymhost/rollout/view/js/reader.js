@@ -24,6 +24,7 @@ async function showRollout(line, view, turn, go) {
   reader.dataset.view = view;
   fill(reader, conversation ? rolloutHead(line, conversation, view, go) : null, h("div.content", {}, content));
   if (!same) reader.scrollTop = 0;
+  markFound();
   // The button that was pressed was replaced with the rest.
   if (focused) reader.querySelector(`.views [data-view="${view}"]`)?.focus();
 }
