@@ -63,9 +63,8 @@ async def main(address: str, count: int) -> None:
         for number in range(count)
     ]
     async with connect(address) as server:
-        async with RolloutEngine(
-            server, chat, SimulatedGenerator(Slots(tokens_per_second=math.inf), model.answer)
-        ) as engine:
+        quick = SimulatedGenerator(Slots(tokens_per_second=math.inf), model.answer)
+        async with RolloutEngine(server, chat, quick) as engine:
             await engine.collect(requests[:1])
         await phase(played=True)
 

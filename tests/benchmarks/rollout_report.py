@@ -63,8 +63,8 @@ def render(records: Sequence[Record]) -> list[str]:
     played = [record for record in records if record["kind"] == "rollouts"]
     parts = [
         "## Rollouts",
-        "A simulated generator samples 200 tokens a turn. A contender plays all rollouts of a plan to their end. Seconds "
-        "are from the first session to the last turn; CPU time is microseconds a turn, for gymhost's server as front + "
+        "A simulated generator samples 200 tokens a turn. A contender plays all rollouts of a plan to their end. "
+        "Seconds are from the first session to the last turn; CPU time is microseconds a turn, for gymhost's server as front + "
         "workers. TRL's loop runs in one process with its environments, and its rollouts are not scored; lock-step "
         "batches are not even rendered or parsed.",
     ]

@@ -1,6 +1,6 @@
 """Plays a plan's rollouts with TRL's own loop: `python -m tests.benchmarks.rollout_trl {sync|async} - PLAN`.
 
-What runs is TRL's code, from the resets to the end of its tool loop, with `environment_factory`. The simulated generator
+What runs is TRL's code, from the resets to the end of its tool loop, with `environment_factory`. A simulated generator
 takes the place of the model; what follows the loop, scoring the rollouts with the model, is left out.
 """
 

@@ -20,6 +20,12 @@ W2 = [(SYNC, 64), (VECTOR, 64), (f"{SYNC}, Pong", 16), (f"{VECTOR}, Pong", 16), 
 CREATE = "bubblewrap, create, first answer"
 SHELLS = ["bare bash, echo", "bubblewrap, echo in a shell", "client over gRPC, echo in a shell"]
 SANDBOXES = [(CREATE, 1), (CREATE, 8), *((name, 1) for name in SHELLS)]
+ENGINE, LOCAL, LOCK_STEP = "gymhost engine", "gymhost engine, environments in its process", "lock-step batches"
+TRL, TRL_ASYNC = "TRL's tool loop", "TRL's tool loop, async tools"
+# By part, of so many rollouts: more than slots in the first, so that these can be full.
+ROLLOUTS = {"slots": 70, "turn": 4, "overhead": 8}
+PLAYED = [("slots", ENGINE), ("slots", LOCK_STEP), ("turn", ENGINE), ("overhead", LOCAL), ("overhead", ENGINE)]
+PLAYED_BY_TRL = [("slots", TRL_ASYNC), ("turn", TRL), ("turn", TRL_ASYNC), ("overhead", TRL)]
 WARM_UP, SECONDS, IDLE = 0.5, 0.2, 40
 
 
@@ -133,6 +139,70 @@ def test_an_engine_is_started_for_the_sandboxes_of_docker(tmp_path: Path):
     assert cell["steps"] > 0
     [idle] = [record for record in said.records if record["kind"] == "idle sandboxes"]
     assert idle["answered"] == 2
+
+
+def rollouts(folder: Path, in_flight: int, only: Sequence[str]) -> Run:
+    sizes = f"--rollouts={','.join(map(str, ROLLOUTS.values()))}"
+    return run(folder, "rollouts", sizes, "--scale=0.01", f"--in-flight={in_flight}", only=only)
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return rollouts(tmp_path_factory.mktemp("rollouts"), 20, [ENGINE, LOCK_STEP])
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return rollouts(tmp_path_factory.mktemp("rollouts-of-trl"), 0, [TRL])
+
+
+def part_of(run: Run, part: str, contender: str) -> dict[str, Any]:
+    """What a contender did in a part, of which has been looked at what can't be true of any."""
+    [played] = [r for r in run.records if (r.get("part"), r.get("contender")) == (part, contender)]
+    assert "error" not in played
+    assert played["size"] == ROLLOUTS[part]
+    assert played["turns"] == pytest.approx(played["seconds"] * played["turns_per_second"])
+    assert played["client_us"] > 0
+    if part == "slots":
+        # A turn takes a hundredth of 4 s, and there are 64 slots.
+        assert played["seconds"] > played["turns"] * 4 / 64 * 0.01
+        assert 0 < played["busy"] <= 1
+    else:
+        assert played["turns"] == {"turn": 2, "overhead": 8}[part] * ROLLOUTS[part]
+        assert played["seconds"] > {"turn": 0.5, "overhead": 0.0}[part]
+    assert f"| {contender} | {ROLLOUTS[part]} |" in run.report
+    return played
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("part", "contender"), PLAYED)
+def test_rollouts_have_figures_that_can_be_true(ours: Run, part: str, contender: str):
+    played = part_of(ours, part, contender)
+    assert (played["workers_us"] > 0) == (contender != LOCAL)
+    assert (played["chat_us"] is None) == (contender == LOCK_STEP)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("part", "contender"), PLAYED_BY_TRL)
+def test_rollouts_of_trl_have_figures_that_can_be_true(theirs: Run, part: str, contender: str):
+    played = part_of(theirs, part, contender)
+    # Its tools run one by one, also those that could wait together.
+    assert part != "turn" or played["seconds"] >= 0.5 * ROLLOUTS["turn"]
+
+
+@pytest.mark.heavy
+def test_same_rollouts_are_played_by_all(ours: Run, theirs: Run):
+    turns = {part_of(ours, "slots", name)["turns"] for name in (ENGINE, LOCK_STEP)}
+    assert turns == {part_of(theirs, "slots", TRL_ASYNC)["turns"]}
+
+
+@pytest.mark.heavy
+def test_rollouts_in_flight_all_finish_and_are_weighed(ours: Run):
+    [held] = [record for record in ours.records if record["kind"] == "rollouts in flight"]
+    assert held["finished"] == held["count"] == 20
+    # What 600 tokens take, four numbers each, at the least.
+    assert held["client_fourth_kib_each"] - held["client_first_kib_each"] > 600 * 4 * 8 / 1024
+    assert "### 20 rollouts in flight" in ours.report
 
 
 def test_report_has_what_was_wanted(w1: Run, w2: Run):

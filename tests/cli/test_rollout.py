@@ -49,7 +49,8 @@ register("test/Sum-v0", Sum)
 
 def guess(number: int) -> dict[str, Any]:
     call = {"id": "1", "type": "function", "function": {"name": "guess", "arguments": f'{{"number": {number}}}'}}
-    return {"role": "assistant", "content": None, "tool_calls": [call]}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    return {"choices": [{"message": message}], "usage": {"prompt_tokens": 100, "completion_tokens": 10}}
 
 
 def halve(body: dict[str, Any]) -> dict[str, Any]:
@@ -94,6 +95,7 @@ async def test_a_chat_endpoint_plays_and_is_summed_up_as_json(server: ServerProc
     assert summary["pass_at"]["2"]["low"] == pytest.approx(0.646, abs=1e-3)
     assert {name: mean["mean"] for name, mean in summary["rubrics"].items()} == {"win": 1.0, "format": 0.0}
     assert summary["outcomes"] == {"terminated": 14}
+    assert summary["sampled_tokens"] == 10 * len(endpoint.bodies)
     assert 1 <= summary["turns"]["mean"] <= summary["turns"]["most"] == 3
     assert {header["authorization"] for header in endpoint.headers} == {"Bearer open sesame"}
     sent = [{name: body[name] for name in ("model", "temperature", "max_tokens", "user")} for body in endpoint.bodies]
@@ -260,7 +262,7 @@ async def test_ctrl_c_keeps_what_has_ended_and_says_how_to_go_on(
         assert told["summary"]["rollouts"] == 3
         assert "ending the rollouts in flight; Ctrl-C again ends at once" in said.stderr
         assert said.stderr.splitlines()[-1] == (
-            "gymhost: ended after 3 of 8 rollouts; the same command and --resume goes on from there"
+            "gymhost: ended after 3 of 8 rollouts; the same command with --resume goes on from there"
         )
     async with ChatServer(lambda _body: guess(1)) as endpoint:
         # Another address is no other setting.

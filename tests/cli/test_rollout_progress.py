@@ -50,7 +50,7 @@ def test_a_terminal_shows_how_the_run_stands(width: int) -> None:
     text = "\n".join(lines)
     assert "starting an embedded server" in text
     assert "10 of 100" in text
-    assert "2 beginning, 1 ready, 5 generating, 3 in the environment, 1 ending" in " ".join(text.split())
+    assert "2 beginning, 1 ready, 5 generating, 3 stepping, 1 ending" in " ".join(text.split())
     assert "1,234 sampled" in text
     assert "0.500 so far, of 3 valid" in text
     assert "7 generator: GeneratorGone" in text
@@ -71,7 +71,7 @@ def test_elsewhere_there_is_a_line_at_the_end_and_every_few_seconds(monkeypatch:
         shown.end(standing(failed=2))
     begun, *lines = written(file).splitlines()
     assert begun == "   0.0 s  getting ready: tutor"
-    flying = "2 beginning, 1 ready, 5 generating, 3 in the environment, 1 ending"
+    flying = "2 beginning, 1 ready, 5 generating, 3 stepping, 1 ending"
     line = f"5/100 done; {flying}; 0 tokens/s; reward 0.500; failed: 2 generator: GeneratorGone"
     assert lines == [f"   5.0 s  {line}", f"   6.0 s  {line}"]
 

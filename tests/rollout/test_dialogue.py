@@ -7,7 +7,7 @@ import pytest
 from gymhost.rollout import Limits, PromptTooLong, Trajectory
 from gymhost.rollout.generators.base import GeneratorError, Response
 from support.local_source import LocalSource
-from support.rollouts import Endpoint, engine, requests, turns_of
+from support.rollouts import CHAT, Endpoint, engine, requests, turns_of
 from support.talk import Talk, end, go_on, tool, user
 
 pytestmark = pytest.mark.heavy
@@ -60,6 +60,12 @@ async def test_an_environment_that_speaks_plain_text_is_answered_in_plain_text()
         lambda _: response("hi"), lambda env, _: ("again", 1.0, len(env.said) == 2, False, {}), "Go."
     )
     assert env.said == ["hi", "hi"]
+
+
+def test_an_endpoint_goes_without_a_chat_and_nothing_else_does() -> None:
+    for script, chat in ((Endpoint(lambda _: response()), CHAT), ([[1]], None)):
+        with pytest.raises(TypeError, match="a chat endpoint goes with chat=None"):
+            engine(LocalSource(Talk), script, chat=chat)
 
 
 async def test_calls_without_ids_are_numbered_and_thoughts_are_kept() -> None:

@@ -125,6 +125,32 @@ async def test_faults_before_the_first_turn(error: Exception, fault: str, attemp
     assert source.open == 0
 
 
+def interrupted(_env: Talk, _message: Any) -> Answer:
+    raise KeyboardInterrupt
+
+
+def test_what_is_no_exception_passes_through() -> None:
+    """Case S07: a keyboard interrupt passes through, wherever it comes up."""
+
+    async def main() -> None:
+        async with engine(source, lambda *_: SAY) as rollouts:
+            await rollouts.collect(requests(4))
+
+    source = LocalSource(lambda: Talk(interrupted))
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(main())
+    assert source.open == 0
+
+
+def test_what_is_no_exception_passes_through_to_a_caller_without_an_event_loop() -> None:
+    source = LocalSource(lambda: Talk(interrupted))
+    rollouts = engine(source, lambda *_: SAY)
+    with pytest.raises(KeyboardInterrupt):
+        rollouts.collect_sync(requests(4))
+    assert source.open == 0
+    rollouts.close_sync()
+
+
 @pytest.mark.parametrize("what", ["opening", "steps", "generator", "stuck"])
 def test_a_storm_of_failures_ends_in_time_with_the_batch_whole(what: str) -> None:
     class Broken(Talk):
@@ -161,7 +187,6 @@ def test_a_storm_of_failures_ends_in_time_with_the_batch_whole(what: str) -> Non
 
 
 async def test_a_session_in_which_a_step_may_still_run_plays_no_other_episode() -> None:
-    envs: list[Stuck] = []
     stepping = asyncio.Event()
 
     class Stuck(Talk):
@@ -170,6 +195,8 @@ async def test_a_session_in_which_a_step_may_still_run_plays_no_other_episode() 
                 stepping.set()
                 await asyncio.Event().wait()
             return self.step(action)
+
+    envs: list[Stuck] = []
 
     def make() -> Stuck:
         envs.append(Stuck(lambda env, _message: turns_of(env, 1)))

@@ -39,8 +39,8 @@ async def pool(servers: list[CompletionsServer], tmp_path: Path) -> AsyncIterato
     sync = DiskWeights(tmp_path)
     made = GeneratorPool(
         [VllmServerGenerator(server.url, policy_version=4, sync=sync) for server in servers],
-        patience=0.2,
-        probe_seconds=0.05,
+        patience=1.0,
+        probe_seconds=0.5,
     )
     yield made
     await made.aclose()
@@ -148,7 +148,7 @@ async def test_when_none_answers_the_error_names_them_and_why(
 async def test_a_request_waits_for_a_member_that_comes_back_in_time(
     servers: list[CompletionsServer], tmp_path: Path
 ) -> None:
-    pool = GeneratorPool([VllmServerGenerator(servers[0].url)], patience=10, probe_seconds=0.05)
+    pool = GeneratorPool([VllmServerGenerator(servers[0].url)], patience=10, probe_seconds=0.2)
     await servers[0].stop()
     task = asyncio.create_task(pool.generate([1], SHORT, request_id="a/1"))
     await asyncio.sleep(0.1)
@@ -306,7 +306,7 @@ class TestVersions:
         members = [
             VllmServerGenerator(server.url, sync=DiskWeights(tmp_path / f"{n}")) for n, server in enumerate(servers)
         ]
-        pool = GeneratorPool(members, probe_seconds=0.02)
+        pool = GeneratorPool(members, probe_seconds=0.2)
         pool.policy_version = 5  # somebody else has loaded them
         port = servers[0].port
         await servers[0].stop()
@@ -372,7 +372,7 @@ class TestVersions:
         servers[0].hold.set()
 
     async def test_scripted_members_take_part(self) -> None:
-        pool = GeneratorPool([ScriptedGenerator(lambda *_: [2], name=name) for name in "ab"], probe_seconds=0.02)
+        pool = GeneratorPool([ScriptedGenerator(lambda *_: [2], name=name) for name in "ab"], probe_seconds=0.2)
         await pool.update(None, 3, in_flight="cut")
         pool.add(ScriptedGenerator(lambda *_: [2], name="c"))  # of version 0
         async with asyncio.timeout(5):

@@ -173,7 +173,7 @@ def test_a_rollout_is_read(page: Browser, store: Store):
     assert trajectory.messages[2]["reasoning_content"] in page.text(".reasoning")
     parts = page.run("return [...document.querySelectorAll('.timeline span')].map(e => e.title)")
     assert [part.split(":")[0] for part in parts][:4] == ["queue", "init", "turn 1, generation", "turn 1, environment"]
-    assert parts[-1].startswith("eval: 0.0")
+    assert parts[-1] == f"eval: {1000 * trajectory.timings.eval:.2g} ms"
     page.click("[data-view=record]")
     page.wait("document.querySelector('.record')")
     assert '"secret"' in page.text(".record")

@@ -9,7 +9,7 @@ from typing import Any
 class ChatServer:
     """Answers chat completions: one listed answer after the other, or what a function says to a request's body.
 
-    An answer is a text, None, a whole message, an HTTP status, or HANG.
+    An answer is a text, None, a whole body (a dict), an HTTP status, a status with headers and one of these, or HANG.
     """
 
     HANG = object()

@@ -15,7 +15,7 @@ from rich.console import Console
 from gymhost.cli.app import Failure
 from gymhost.cli.rollout_model import Endpoint, LocalModel, VllmServers
 from gymhost.cli.rollout_progress import Progress, progress
-from gymhost.cli.rollout_report import Report
+from gymhost.cli.rollout_report import Report, cause
 from gymhost.cli.rollout_run import Ending, Job, play
 from gymhost.cli.rollout_tasks import choose
 from gymhost.client import EnvironmentDescription, RemoteServer, UnknownEnvironment, connect
@@ -245,13 +245,13 @@ def _exit_code(report: Report, given: Mapping[str, Any]) -> int:
     if ending.signal is not None:
         again = "nothing is kept, since no --store was named"
         if report.store is not None:
-            again = f"the same command {'' if given['resume'] else 'and --resume '}goes on from there"
+            again = f"the same command{'' if given['resume'] else ' with --resume'} goes on from there"
         click.echo(f"gymhost: ended after {summary.rollouts:,} of {report.wanted:,} rollouts; {again}", err=True)
         return 128 + ending.signal
     if summary.failures and sum(failed.count for failed in summary.failures) == summary.rollouts:
         most = summary.failures[0]
         click.echo(
-            f"gymhost: none of {summary.rollouts:,} rollouts could be played, most often: {most.cause}: {most.message}",
+            f"gymhost: none of {summary.rollouts:,} rollouts could be played, most often: {cause(most)}",
             err=True,
         )
         return 1

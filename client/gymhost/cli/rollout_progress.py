@@ -1,6 +1,8 @@
 """What `gymhost rollout` says on stderr while it plays."""
 
 import logging
+import os
+import textwrap
 import time
 from collections import Counter, deque
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ __all__ = ["Lines", "Panel", "Progress", "Standing", "progress"]
 _LINE_SECONDS = 5.0
 _WINDOW_SECONDS = 10.0
 _ALIKE = 3
+_LONGEST = 240
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,9 @@ class Progress:
 
     def end(self, standing: Standing) -> None:
         """Ends it."""
+
+    def leave(self) -> None:
+        """Leaves the terminal usable, in a signal handler, before the process ends at once."""
 
     def speed(self, standing: Standing) -> float:
         """Tokens a second, of late."""
@@ -180,6 +186,10 @@ class Panel(Progress):
         self._live.stop()
         super().__exit__(kind, error, traceback)
 
+    def leave(self) -> None:
+        """Shows the cursor again, past whatever lock is held."""
+        os.write(2, b"\x1b[?25h\n")
+
     def _draw(self, standing: Standing) -> RenderableType:
         gone, left = self.times(standing)
         bar = ProgressBar(total=max(standing.total, 1), completed=standing.done)
@@ -218,7 +228,7 @@ class _Warnings(logging.Handler):
         self._seen[kind] += 1
         if self._seen[kind] <= _ALIKE:
             more = "; more of the kind are not shown" if self._seen[kind] == _ALIKE else ""
-            self._progress.say(f"{record.getMessage()}{more}")
+            self._progress.say(f"{textwrap.shorten(record.getMessage(), _LONGEST, placeholder=' ...')}{more}")
 
 
 def progress(console: Console, *, quiet: bool) -> Progress:
@@ -236,7 +246,7 @@ def _flying(standing: Standing) -> str:
         "beginning": status.init,
         "ready": status.ready,
         "generating": status.generating,
-        "in the environment": status.run - status.generating,
+        "stepping": status.run - status.generating,
         "ending": status.eval + status.closing,
     }
     return ", ".join(f"{count:,} {stage}" for stage, count in stages.items() if count > 0)

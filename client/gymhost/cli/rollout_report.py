@@ -1,5 +1,6 @@
 """What `gymhost rollout` says at the end: a table for people, JSON for programs."""
 
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from gymhost.cli.rollout_run import Ending
-from gymhost.rollout.summary import Estimate, Spread, Summary
+from gymhost.rollout.summary import Estimate, Failures, Spread, Summary
 
-__all__ = ["Report"]
+__all__ = ["Report", "cause"]
 
 _FAILURES_SHOWN = 5
+_LONGEST = 240
 
 
 @dataclass(frozen=True)
@@ -150,8 +152,13 @@ def _spread(spread: Spread, digits: int) -> tuple[str, str, str]:
     return f"{spread.mean:,.{digits}f}", f"{spread.median:,.{digits}f}", f"{spread.most:,.{digits}f}"
 
 
+def cause(failed: Failures) -> str:
+    """Why rollouts failed, in a few words."""
+    return textwrap.shorten(f"{failed.cause}: {failed.message}", _LONGEST, placeholder=" ...")
+
+
 def _failures(summary: Summary) -> Iterable[tuple[str, str]]:
     for place, failed in enumerate(summary.failures[:_FAILURES_SHOWN]):
-        yield "" if place else "failed", f"{failed.count:,} {failed.fault}: {failed.cause}: {failed.message}"
+        yield "" if place else "failed", f"{failed.count:,} {failed.fault}: {cause(failed)}"
     if others := summary.failures[_FAILURES_SHOWN:]:
         yield "", f"{sum(failed.count for failed in others):,} for other causes"

@@ -94,7 +94,7 @@ async def play(job: Job, progress: Progress) -> Ending:
     progress.begin(standing())
     playing = asyncio.create_task(_rollouts(engine, job))
     try:
-        with _signals(stop):
+        with _signals(stop, progress.leave):
             async with _every(_REFRESH_SECONDS, lambda: progress.show(standing())):
                 await asyncio.wait([playing])
     finally:
@@ -140,8 +140,8 @@ async def _every(seconds: float, act: Callable[[], None]) -> AsyncGenerator[None
 
 
 @contextlib.contextmanager
-def _signals(stop: Callable[[int], None]) -> Generator[None]:
-    """Has the first Ctrl-C or SIGTERM call `stop` in the event loop, and the second end the process at once.
+def _signals(stop: Callable[[int], None], leave: Callable[[], None]) -> Generator[None]:
+    """Has the first Ctrl-C or SIGTERM call `stop` in the event loop, and the second end the process after `leave`.
 
     The second may come at any time after the first, while connections are being closed too.
     """
@@ -151,7 +151,8 @@ def _signals(stop: Callable[[int], None]) -> Generator[None]:
     def handle(number: int, _frame: FrameType | None) -> None:
         nonlocal asked
         if asked:
-            end_at_once(number)
+            leave()
+            _end_at_once(number)
         asked = True
         loop.call_soon_threadsafe(stop, number)
 
@@ -164,7 +165,7 @@ def _signals(stop: Callable[[int], None]) -> Generator[None]:
                 signal.signal(number, handler)
 
 
-def end_at_once(number: int) -> NoReturn:
+def _end_at_once(number: int) -> NoReturn:
     """Ends the process without another wait, and with it what it started, such as vLLM's engine.
 
     An embedded server, which is in a session of its own, ends by itself when this process is gone.

@@ -57,6 +57,8 @@ class RolloutEngine:
         concurrency: Concurrency | None = None,
         reuse_sessions: bool = True,
     ) -> None:
+        if hasattr(generator, "respond") != (chat is None):
+            raise TypeError("a chat endpoint goes with chat=None, and every other generator with a Chat")
         self.generator = generator
         self.limits = limits or Limits()
         self.concurrency = concurrency or Concurrency()

@@ -261,7 +261,7 @@ class Play:
         for limit, used in (
             ("completion_tokens", conversation.completion_tokens),
             ("context_tokens", conversation.context_tokens),
-            ("sampled_tokens", self._trajectory.sampled_tokens),
+            ("sampled_tokens", self._trajectory.sampled_tokens if limits.sampled_tokens else 0),
         ):
             budget: int | None = getattr(limits, limit)
             if budget is not None and budget - used < room:

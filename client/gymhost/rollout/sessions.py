@@ -58,11 +58,11 @@ class Source(Protocol):
 
 @dataclass(slots=True)
 class Lease:
-    """A session that a rollout has for itself until it gives it back."""
+    """What a rollout holds of the sessions: one for itself, once it has begun, until it gives it back."""
 
-    session: Session
-    manager: AbstractAsyncContextManager[Session]
     key: tuple[Any, ...]
+    session: Session | None = None
+    manager: AbstractAsyncContextManager[Session] | None = None
 
 
 class Sessions:
@@ -84,48 +84,54 @@ class Sessions:
         self._closing = asyncio.Semaphore(closing)
         self._idle: dict[tuple[Any, ...], list[Lease]] = {}
 
-    async def begin(self, request: RolloutRequest) -> tuple[Lease, Any, dict[str, Any]]:
-        """Gets a session and resets it; returns it with what the reset gave."""
-        key = (request.env_id, _frozen(request.kwargs))
-        while idle := self._idle.get(key):
-            lease = idle.pop()
+    def lease(self, request: RolloutRequest) -> Lease:
+        """What a rollout needs to begin; there is no session in it yet."""
+        return Lease((request.env_id, _frozen(request.kwargs)))
+
+    async def begin(self, lease: Lease, request: RolloutRequest) -> tuple[Session, Any, dict[str, Any]]:
+        """Gets a session and resets it; returns it with what the reset gave.
+
+        Whatever this raises, it is `end` that gives back what it had got.
+        """
+        while idle := self._idle.get(lease.key):
+            kept = idle.pop()
+            lease.session, lease.manager = session, _ = kept.session, kept.manager
+            assert session is not None
             try:
-                return lease, *await self._reset(lease, request)
+                return session, *await self._reset(session, request)
             except (errors.SessionError, errors.ServerUnavailable):
                 await self.end(lease, healthy=False)  # it was lost or expired while nobody looked
-            except BaseException:
-                await self.end(lease, healthy=False)
-                raise
         place: dict[str, Any] = {} if self._reuse else {"task": request.task, "split": request.split}
         manager = self._source.session(request.env_id, **place, **request.kwargs)
-        lease = Lease(await manager.__aenter__(), manager, key)
-        try:
-            return lease, *await self._reset(lease, request)
-        except BaseException:
-            await self.end(lease, healthy=False)
-            raise
+        session = await manager.__aenter__()
+        lease.session, lease.manager = session, manager
+        return session, *await self._reset(session, request)
 
-    async def _reset(self, lease: Lease, request: RolloutRequest) -> tuple[Any, dict[str, Any]]:
+    async def _reset(self, session: Session, request: RolloutRequest) -> tuple[Any, dict[str, Any]]:
         options = dict(request.options)
         if request.task is not None:
             options.setdefault("task", request.task)
         if request.split is not None:
             options.setdefault("split", request.split)
-        if lease.session.evaluates:
+        if session.evaluates:
             options["evaluate_apart"] = True
-        return await lease.session.reset(seed=request.seed, options=options or None)
+        return await session.reset(seed=request.seed, options=options or None)
 
     async def end(self, lease: Lease, *, healthy: bool) -> None:
         """Takes a session back: keeps it for the next episode, or closes it.
 
         A session that can't be closed is logged: its lease will end it.
         """
+        session, manager = lease.session, lease.manager
+        lease.session = lease.manager = None
+        if manager is None:
+            return
         if healthy and self._reuse:
-            self._idle.setdefault(lease.key, []).append(lease)
+            self._idle.setdefault(lease.key, []).append(Lease(lease.key, session, manager))
             return
         try:
             async with self._closing, bound("eval_seconds", self._close_seconds, "infrastructure"):
-                await lease.manager.__aexit__(None, None, None)
+                await manager.__aexit__(None, None, None)
         except (errors.SessionError, errors.ServerUnavailable):
             pass  # what is lost need not be closed
         except Exception:

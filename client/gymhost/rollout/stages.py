@@ -14,7 +14,7 @@ from gymhost.rollout.flight import Flight
 from gymhost.rollout.generators.base import ChatGenerator, Generator, Sampling
 from gymhost.rollout.play import Play
 from gymhost.rollout.requests import Concurrency, Limits
-from gymhost.rollout.sessions import Lease, Sessions
+from gymhost.rollout.sessions import Sessions
 from gymhost.rollout.status import Counts, Stage
 from gymhost.rollout.turnstile import Turnstile
 
@@ -94,12 +94,12 @@ class Stages:
 
     async def _through(self, flight: Flight) -> None:
         request, trajectory, limits = flight.request, flight.trajectory, self._limits
-        lease: Lease | None = None
+        lease = self._sessions.lease(request)
         try:
             async with self._place(flight, self._begun):
                 in_time = bound("init_seconds", limits.init_seconds, "infrastructure")
                 async with self._place(flight, self._init, "init"), in_time:
-                    lease, observation, info = await self._sessions.begin(request)
+                    session, observation, info = await self._sessions.begin(lease, request)
                 flight.move("ready")
                 async with self._place(flight, self._run, "run"):
                     name = f"{id(self):x}-{next(self._numbers)}"
@@ -107,7 +107,7 @@ class Stages:
                     play = Play(
                         self._chat,
                         self._generator,
-                        lease.session,
+                        session,
                         trajectory,
                         limits,
                         sampling,
@@ -120,13 +120,12 @@ class Stages:
                 async with bound("eval_seconds", limits.eval_seconds, "environment"):
                     await play.evaluate()
                 flight.close(scored=True)
-                ended, lease = lease, None
-                await self._sessions.end(ended, healthy=healthy)
-        finally:
-            if lease is not None:
-                # A command may still be running in it.
-                flight.close(scored=False)
-                await self._sessions.end(lease, healthy=False)
+                await self._sessions.end(lease, healthy=healthy)
+        except BaseException:
+            # A command may still be running in it.
+            flight.close(scored=False)
+            await self._sessions.end(lease, healthy=False)
+            raise
 
     @asynccontextmanager
     async def _place(

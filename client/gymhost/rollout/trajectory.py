@@ -131,7 +131,7 @@ class Outcome(_Record):
 
     @property
     def final(self) -> bool:
-        """Whether another try would be another rollout: it ended, or the environment is at fault, so would be again."""
+        """Whether it counts as played. Otherwise another try may succeed, the environment not being at fault."""
         return self.kind in ("terminated", "truncated") or self.fault == "environment"
 
     def __str__(self) -> str:

@@ -89,12 +89,12 @@ function pageHead(help, settings) {
   ].filter(Boolean);
   return [
     h("h1", {}, title || "Rollouts"),
-    h("b", {}, plural(store.rollouts.length, "rollout")), h("span", {}, meanReward(store.rollouts)),
+    h("b", {}, plural(store.rollouts.length, "rollout")), h("span", { title: "The mean and its standard error" }, meanReward(store.rollouts)),
     store.rollouts.length ? outcomeBar(store.rollouts) : null,
     left.length ? h("span.left-out", {}, `${left.join(", ")}: filter when you write the page (gymhost view --help).`) : null,
     h("span.spring"),
     Object.keys(store.index.settings).length ? h("button", { type: "button", onclick: () => settings.showModal() }, "Settings") : null,
-    h("button", { type: "button", id: "theme", onclick: turnTheme }, "Dark / light"),
+    h("button", { type: "button", id: "theme", title: "Dark or light", onclick: turnTheme }, "Theme"),
     h("button", { type: "button", "aria-label": "Keys", onclick: () => help.showModal() }, "?"),
   ];
 }

@@ -39,6 +39,7 @@ function reward(value) {
 
 function seconds(value) {
   if (value >= 120) return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
+  if (value > 0 && value < 0.1) return `${Number((1000 * value).toPrecision(2))} ms`;
   return `${value >= 10 ? value.toFixed(1) : value.toFixed(2)} s`;
 }
 

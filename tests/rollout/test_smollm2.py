@@ -1,0 +1,117 @@
+"""SmolLM2-135M plays: a model, a tokenizer and a chat template that nobody made up for a test."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gymhost.client import connect
+from gymhost.rollout import Chat, Limits, RolloutEngine, RolloutRequest, Row, Sampling, Trajectory
+from gymhost.rollout.generators import VllmEngineGenerator
+from support.models import smollm2
+from support.recompute import check_rows
+from support.vllm_process import ENVIRONMENT
+
+pytestmark = pytest.mark.heavy
+
+# vLLM warns of much that is not ours. Half a gigabyte is read, converted, written and read once more.
+slow = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
+
+SAMPLING = Sampling(temperature=0.6, top_p=0.9)
+TURN_TOKENS = 32
+
+
+@pytest.fixture(scope="module")
+def smollm() -> tuple[Any, Any]:
+    """The model as transformers has it, and its tokenizer."""
+    return smollm2()
+
+
+@pytest.fixture(scope="module")
+def llm(smollm: tuple[Any, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A vLLM engine in this process with the same weights."""
+    model, tokenizer = smollm
+    folder = tmp_path_factory.mktemp("smollm2")
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        import vllm
+
+        yield vllm.LLM(
+            str(folder),
+            dtype="float32",
+            enforce_eager=True,
+            logprobs_mode="processed_logprobs",
+            max_model_len=1024,
+            max_num_seqs=8,
+        )
+
+
+class TestSmolLM2:
+    pytestmark = slow
+
+    @pytest.mark.parametrize(
+        ("env_id", "settings"),
+        [("gymhost/GuessNumber-v0", {}), ("gymhost/Echo-v0", {"length": 3})],
+        ids=["a game with a tool", "plain text"],
+    )
+    async def test_it_plays_an_environment_of_the_shelf(
+        self, smollm: tuple[Any, Any], llm: Any, env_id: str, settings: dict[str, Any]
+    ) -> None:
+        model, tokenizer = smollm
+        chat = Chat(tokenizer)
+        generator = VllmEngineGenerator(llm)
+        requests = [RolloutRequest(env_id, seed=place, group="all", index=place, kwargs=settings) for place in range(6)]
+        async with (
+            connect() as server,
+            RolloutEngine(
+                server,
+                chat,
+                generator,
+                sampling=SAMPLING,
+                limits=Limits(turn_tokens=TURN_TOKENS, context_tokens=1024, retries=0),
+            ) as engine,
+        ):
+            trajectories = await engine.collect(requests)
+        await generator.aclose()
+
+        assert {str(item.outcome) for item in trajectories} <= {"terminated", "truncated by turn_tokens"}
+        assert max(len(item.turns) for item in trajectories) > 1
+        assert all(item.reward is not None for item in trajectories)
+        assert len({tuple(item.completion_ids) for item in trajectories}) > 1
+        [stop] = chat.stop_token_ids
+        assert tokenizer.decode([stop]) == "<|im_end|>"
+        for item in trajectories:
+            [row] = item.rows()  # the template appends, and rewrites nothing
+            turns_are_what_the_messages_say(item, row, tokenizer, stop)
+            row_is_what_the_template_writes(item, row, tokenizer)
+        check_rows(trajectories, {0: model}, SAMPLING)
+
+
+def turns_are_what_the_messages_say(item: Trajectory, row: Row, tokenizer: Any, stop: int) -> None:
+    said = [message for message in item.messages if message["role"] == "assistant"]
+    assert len(said) == len(item.turns)
+    for turn, message in zip(item.turns, said, strict=True):
+        ids = row.completion_ids[turn.start : turn.start + turn.tokens]
+        if turn.finish_reason == "stop":
+            assert (ids.index(stop), len(ids) <= TURN_TOKENS) == (len(ids) - 1, True)
+            ids.pop()
+        else:
+            assert (stop not in ids, len(ids)) == (True, TURN_TOKENS)
+            assert turn is item.turns[-1]
+        if "tool_calls" not in message:
+            assert message["content"].strip() == tokenizer.decode(ids).strip()
+
+
+def row_is_what_the_template_writes(item: Trajectory, row: Row, tokenizer: Any) -> None:
+    """Everything after what the system says, which for a template without tools tells of them."""
+    if any("tool_calls" in message for message in item.messages):
+        return  # the template has no word for them: they stay the text that was sampled
+    written = tokenizer.apply_chat_template(item.messages, tokenize=False)
+    read, expected = (
+        re.sub(r"\s+", " ", text[text.index("<|im_start|>user") :]) for text in (tokenizer.decode(row.ids), written)
+    )
+    assert expected.startswith(read.removesuffix(" "))
