@@ -64,9 +64,9 @@ def render(records: Sequence[Record]) -> list[str]:
     parts = [
         "## Rollouts",
         "A simulated generator samples 200 tokens a turn. A contender plays all rollouts of a plan to their end. "
-        "Seconds are from the first session to the last turn; CPU time is microseconds a turn, for gymhost's server as front + "
-        "workers. TRL's loop runs in one process with its environments, and its rollouts are not scored; lock-step "
-        "batches are not even rendered or parsed.",
+        "Seconds are from the first session to the last turn; CPU time is microseconds a turn, for gymhost's server as "
+        "front + workers. TRL's loop runs in one process with its environments, and its rollouts are not scored; "
+        "lock-step batches are not even rendered or parsed.",
     ]
     for part, title in _TITLES.items():
         mine = [record for record in played if record["part"] == part]

@@ -13,7 +13,7 @@ from tests.benchmarks.contenders import ROLLOUTS, UNDELAYED, Contender
 from tests.benchmarks.peers import python
 from tests.benchmarks.processes import Failed, Process, Usage, private_kib, tree
 from tests.benchmarks.rollout_plan import Plan, undelayed
-from tests.benchmarks.rounds import Note, missing
+from tests.benchmarks.rounds import Note
 from tests.benchmarks.servers import Server
 from tests.support.simulated_generator import Slots
 
@@ -50,7 +50,7 @@ def parts(sizes: Sequence[int], scale: float, wanted: Callable[[Contender], bool
     """All parts in which somebody takes part.
 
     Args:
-        sizes: The rollouts of each.
+        sizes: The rollouts of each; 0 for a part that is not run.
         scale: How long the waits of the first are, to what they would be.
         wanted: Whether a contender takes part.
     """
@@ -63,7 +63,7 @@ def parts(sizes: Sequence[int], scale: float, wanted: Callable[[Contender], bool
     found = [
         Part(name, plan, scales.get(name, 1.0), list(filter(wanted, ROLLOUTS[name]))) for name, plan in plans.items()
     ]
-    return [part for part in found if part.contenders]
+    return [part for part in found if part.plan.rollouts and part.contenders]
 
 
 def waits(plan: Plan, contender: Contender) -> float:
@@ -92,13 +92,10 @@ def run(parts: Sequence[Part], rounds: int, in_flight: int, note: Note) -> None:
         note: Gets each result.
     """
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(Server("rollouts"))
-        try:
+        server = None
+        if any(contender.server for part in parts for contender in part.contenders):
+            server = stack.enter_context(Server("rollouts"))
             server.wait_ready()
-        except Failed as error:
-            for contender in dict.fromkeys(contender for part in parts for contender in part.contenders):
-                note(missing("rollouts", contender, str(error)))
-            return
         for number in range(rounds):
             for part in parts:
                 of = {"kind": "rollouts", "part": part.name, "round": number, "size": part.plan.rollouts}
@@ -114,15 +111,15 @@ def run(parts: Sequence[Part], rounds: int, in_flight: int, note: Note) -> None:
         note(_hold(in_flight))
 
 
-def _play(plan: Plan, contender: Contender, server: Server) -> dict[str, Any]:
-    command = [python(None), "-m", *contender.client, server.address, plan.write()]
+def _play(plan: Plan, contender: Contender, server: Server | None) -> dict[str, Any]:
+    address, pids = ("-", []) if server is None else (server.address, tree(server.pid))
+    command = [python(None), "-m", *contender.client, address, plan.write()]
     with Process(command, limit=_CLIENT_LIMIT + 3 * waits(plan, contender)) as client:
         try:
             client.expect("begin")
-            pids = [client.pid], tree(server.pid)
-            before = Usage(*pids)
+            before = Usage([client.pid], pids)
             client.expect("end")
-            after = Usage(*pids)
+            after = Usage([client.pid], pids)
             result = client.json()
             client.wait()
         except (Failed, ValueError) as error:

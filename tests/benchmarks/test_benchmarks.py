@@ -24,8 +24,6 @@ ENGINE, LOCAL, LOCK_STEP = "gymhost engine", "gymhost engine, environments in it
 TRL, TRL_ASYNC = "TRL's tool loop", "TRL's tool loop, async tools"
 # By part, of so many rollouts: more than slots in the first, so that these can be full.
 ROLLOUTS = {"slots": 70, "turn": 4, "overhead": 8}
-PLAYED = [("slots", ENGINE), ("slots", LOCK_STEP), ("turn", ENGINE), ("overhead", LOCAL), ("overhead", ENGINE)]
-PLAYED_BY_TRL = [("slots", TRL_ASYNC), ("turn", TRL), ("turn", TRL_ASYNC), ("overhead", TRL)]
 WARM_UP, SECONDS, IDLE = 0.5, 0.2, 40
 
 
@@ -141,19 +139,29 @@ def test_an_engine_is_started_for_the_sandboxes_of_docker(tmp_path: Path):
     assert idle["answered"] == 2
 
 
-def rollouts(folder: Path, in_flight: int, only: Sequence[str]) -> Run:
-    sizes = f"--rollouts={','.join(map(str, ROLLOUTS.values()))}"
-    return run(folder, "rollouts", sizes, "--scale=0.01", f"--in-flight={in_flight}", only=only)
+def rollouts(folder: Path, *parts: str, in_flight: int = 0, only: Sequence[str]) -> Run:
+    sizes = ",".join(str(size if part in parts else 0) for part, size in ROLLOUTS.items())
+    return run(folder, "rollouts", f"--rollouts={sizes}", "--scale=0.01", f"--in-flight={in_flight}", only=only)
 
 
 @pytest.fixture(scope="module")
-def ours(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return rollouts(tmp_path_factory.mktemp("rollouts"), 20, [ENGINE, LOCK_STEP])
+def slots(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return rollouts(tmp_path_factory.mktemp("slots"), "slots", in_flight=20, only=[ENGINE, LOCK_STEP])
 
 
 @pytest.fixture(scope="module")
-def theirs(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return rollouts(tmp_path_factory.mktemp("rollouts-of-trl"), 0, [TRL])
+def turns(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return rollouts(tmp_path_factory.mktemp("turns"), "turn", "overhead", only=[ENGINE])
+
+
+@pytest.fixture(scope="module")
+def trl_slots(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return rollouts(tmp_path_factory.mktemp("trl-slots"), "slots", "overhead", only=[TRL])
+
+
+@pytest.fixture(scope="module")
+def trl_turn(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return rollouts(tmp_path_factory.mktemp("trl-turn"), "turn", only=[TRL])
 
 
 def part_of(run: Run, part: str, contender: str) -> dict[str, Any]:
@@ -175,34 +183,42 @@ def part_of(run: Run, part: str, contender: str) -> dict[str, Any]:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(("part", "contender"), PLAYED)
-def test_rollouts_have_figures_that_can_be_true(ours: Run, part: str, contender: str):
-    played = part_of(ours, part, contender)
-    assert (played["workers_us"] > 0) == (contender != LOCAL)
+@pytest.mark.parametrize("contender", [ENGINE, LOCK_STEP])
+def test_rollouts_that_keep_slots_busy_have_figures_that_can_be_true(slots: Run, contender: str):
+    played = part_of(slots, "slots", contender)
+    assert played["workers_us"] > 0
     assert (played["chat_us"] is None) == (contender == LOCK_STEP)
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(("part", "contender"), PLAYED_BY_TRL)
-def test_rollouts_of_trl_have_figures_that_can_be_true(theirs: Run, part: str, contender: str):
-    played = part_of(theirs, part, contender)
-    # Its tools run one by one, also those that could wait together.
-    assert part != "turn" or played["seconds"] >= 0.5 * ROLLOUTS["turn"]
+@pytest.mark.parametrize(("part", "contender"), [("turn", ENGINE), ("overhead", LOCAL), ("overhead", ENGINE)])
+def test_rollouts_have_figures_that_can_be_true(turns: Run, part: str, contender: str):
+    played = part_of(turns, part, contender)
+    assert 0 < played["chat_us"] < played["seconds"] / played["turns"] * 1e6
+    assert f"| client CPU us: {LOCAL} |" in turns.report
 
 
 @pytest.mark.heavy
-def test_same_rollouts_are_played_by_all(ours: Run, theirs: Run):
-    turns = {part_of(ours, "slots", name)["turns"] for name in (ENGINE, LOCK_STEP)}
-    assert turns == {part_of(theirs, "slots", TRL_ASYNC)["turns"]}
+def test_trl_plays_the_same_rollouts(trl_slots: Run, slots: Run):
+    turns = {part_of(slots, "slots", name)["turns"] for name in (ENGINE, LOCK_STEP)}
+    assert turns == {part_of(trl_slots, "slots", TRL_ASYNC)["turns"]}
+    part_of(trl_slots, "overhead", TRL)
 
 
 @pytest.mark.heavy
-def test_rollouts_in_flight_all_finish_and_are_weighed(ours: Run):
-    [held] = [record for record in ours.records if record["kind"] == "rollouts in flight"]
+@pytest.mark.parametrize("contender", [TRL, TRL_ASYNC])
+def test_trl_runs_tools_one_by_one(trl_turn: Run, contender: str):
+    """Also those that could wait together."""
+    assert part_of(trl_turn, "turn", contender)["seconds"] >= 0.5 * ROLLOUTS["turn"]
+
+
+@pytest.mark.heavy
+def test_rollouts_in_flight_all_finish_and_are_weighed(slots: Run):
+    [held] = [record for record in slots.records if record["kind"] == "rollouts in flight"]
     assert held["finished"] == held["count"] == 20
     # What 600 tokens take, four numbers each, at the least.
     assert held["client_fourth_kib_each"] - held["client_first_kib_each"] > 600 * 4 * 8 / 1024
-    assert "### 20 rollouts in flight" in ours.report
+    assert "### 20 rollouts in flight" in slots.report
 
 
 def test_report_has_what_was_wanted(w1: Run, w2: Run):

@@ -68,16 +68,15 @@ def test_an_endpoint_goes_without_a_chat_and_nothing_else_does() -> None:
             engine(LocalSource(Talk), script, chat=chat)
 
 
-async def test_calls_without_ids_are_numbered_and_thoughts_are_kept() -> None:
-    def script(_messages: Any) -> Response:
-        call = {"function": {"name": "echo", "arguments": "{nonsense"}}
-        return Response({"content": None, "reasoning_content": "hm", "tool_calls": [call, call]})
+async def test_what_an_endpoint_thinks_and_malforms_is_kept() -> None:
+    broken = {**CALL, "function": {"name": "echo", "arguments": "{nonsense\ud800"}}
 
-    _, env, _ = await play(script, lambda env, _: turns_of(env, 2))
-    assert [call["id"] for message in env.said for call in message["tool_calls"]] == [f"call_{i}" for i in range(4)]
-    assert env.said[0]["reasoning_content"] == "hm"
-    assert env.said[0]["content"] == ""
-    assert env.said[0]["tool_calls"][0]["function"]["arguments"] == "{nonsense"
+    def script(_messages: Any) -> Response:
+        return Response({"content": None, "reasoning_content": "hm", "tool_calls": [broken]})
+
+    _, env, _ = await play(script, lambda env, _: turns_of(env, 1))
+    said = {**CALL, "function": {"name": "echo", "arguments": "{nonsense\ufffd"}}
+    assert env.said == [{"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [said]}]
 
 
 @pytest.mark.parametrize(

@@ -240,6 +240,20 @@ async def test_cancelled_rollouts_keep_what_they_sampled_and_leave_no_session() 
         assert (status.in_flight, status.closing, status.generating, status.outcomes) == (0, 0, 0, {"cancelled": 2})
 
 
+async def test_an_evaluation_is_cancelled_like_a_turn() -> None:
+    class Judged(Talk):
+        async def aevaluate(self, _limit: str | None) -> Answer:
+            return await asyncio.Future()
+
+    source = LocalSource(lambda: Judged(lambda env, _message: turns_of(env, 1, last=end(evaluation_due=True))))
+    async with engine(source, lambda *_: SAY) as rollouts:
+        batch = asyncio.create_task(rollouts.collect(requests(3)))
+        await until(lambda: rollouts.status().eval == 3)
+        rollouts.cancel()
+        assert {(trajectory.outcome.kind, trajectory.reward) for trajectory in await batch} == {("cancelled", None)}
+        assert source.open == 0
+
+
 async def test_some_are_cancelled_and_the_others_go_on() -> None:
     script = Held()
     async with engine(one_turn(), script) as rollouts:

@@ -18,7 +18,6 @@ pytestmark = pytest.mark.heavy
 # vLLM warns of much that is not ours. Half a gigabyte is read, converted, written and read once more.
 slow = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
 
-SAMPLING = Sampling(temperature=0.6, top_p=0.9)
 TURN_TOKENS = 32
 
 
@@ -53,14 +52,22 @@ def llm(smollm: tuple[Any, Any], tmp_path_factory: pytest.TempPathFactory) -> It
 class TestSmolLM2:
     pytestmark = slow
 
-    @pytest.mark.parametrize(
-        ("env_id", "settings"),
-        [("gymhost/GuessNumber-v0", {}), ("gymhost/Echo-v0", {"length": 3})],
-        ids=["a game with a tool", "plain text"],
-    )
-    async def test_it_plays_an_environment_of_the_shelf(
-        self, smollm: tuple[Any, Any], llm: Any, env_id: str, settings: dict[str, Any]
+    async def test_it_speaks_with_an_environment_of_plain_text(self, smollm: tuple[Any, Any], llm: Any) -> None:
+        sampling = Sampling(temperature=0.6, top_p=0.9)
+        await self.play(smollm, llm, sampling, "gymhost/Echo-v0", length=3)
+
+    async def test_it_plays_a_game_whose_tool_its_template_has_no_words_for(
+        self, smollm: tuple[Any, Any], llm: Any
     ) -> None:
+        """It is told of the tool all the same, calls none, and says a sentence a turn: the template closes its turns."""
+        [full_stop] = smollm[1].encode(".", add_special_tokens=False)
+        sampling = Sampling(temperature=1.0, stop_token_ids=(full_stop,))
+        trajectories = await self.play(smollm, llm, sampling, "gymhost/GuessNumber-v0")
+        assert '"name": "guess"' in smollm[1].decode(trajectories[0].prompt_ids)
+
+    async def play(
+        self, smollm: tuple[Any, Any], llm: Any, sampling: Sampling, env_id: str, **settings: Any
+    ) -> list[Trajectory]:
         model, tokenizer = smollm
         chat = Chat(tokenizer)
         generator = VllmEngineGenerator(llm)
@@ -71,7 +78,7 @@ class TestSmolLM2:
                 server,
                 chat,
                 generator,
-                sampling=SAMPLING,
+                sampling=sampling,
                 limits=Limits(turn_tokens=TURN_TOKENS, context_tokens=1024, retries=0),
             ) as engine,
         ):
@@ -82,28 +89,30 @@ class TestSmolLM2:
         assert max(len(item.turns) for item in trajectories) > 1
         assert all(item.reward is not None for item in trajectories)
         assert len({tuple(item.completion_ids) for item in trajectories}) > 1
-        [stop] = chat.stop_token_ids
-        assert tokenizer.decode([stop]) == "<|im_end|>"
+        assert [tokenizer.decode([stop]) for stop in chat.stop_token_ids] == ["<|im_end|>"]
         for item in trajectories:
             [row] = item.rows()  # the template appends, and rewrites nothing
-            turns_are_what_the_messages_say(item, row, tokenizer, stop)
+            turns_are_what_the_messages_say(item, row, tokenizer, {*chat.stop_token_ids, *sampling.stop_token_ids})
             row_is_what_the_template_writes(item, row, tokenizer)
-        check_rows(trajectories, {0: model}, SAMPLING)
+        check_rows(trajectories, {0: model}, sampling)
+        return trajectories
 
 
-def turns_are_what_the_messages_say(item: Trajectory, row: Row, tokenizer: Any, stop: int) -> None:
+def turns_are_what_the_messages_say(item: Trajectory, row: Row, tokenizer: Any, stops: set[int]) -> None:
     said = [message for message in item.messages if message["role"] == "assistant"]
     assert len(said) == len(item.turns)
     for turn, message in zip(item.turns, said, strict=True):
         ids = row.completion_ids[turn.start : turn.start + turn.tokens]
+        assert 0 < len(ids) <= TURN_TOKENS
+        assert not stops.intersection(ids[:-1])
         if turn.finish_reason == "stop":
-            assert (ids.index(stop), len(ids) <= TURN_TOKENS) == (len(ids) - 1, True)
-            ids.pop()
+            assert ids[-1] in stops
         else:
-            assert (stop not in ids, len(ids)) == (True, TURN_TOKENS)
+            assert ids[-1] not in stops
+            assert len(ids) == TURN_TOKENS
             assert turn is item.turns[-1]
         if "tool_calls" not in message:
-            assert message["content"].strip() == tokenizer.decode(ids).strip()
+            assert message["content"].strip() == tokenizer.decode(ids, skip_special_tokens=True).strip()
 
 
 def row_is_what_the_template_writes(item: Trajectory, row: Row, tokenizer: Any) -> None:

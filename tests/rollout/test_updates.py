@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from gymhost.rollout.generators import (
     GeneratorPool,
     Sampling,
     ScriptedGenerator,
+    TransferWeights,
     TransformersGenerator,
     VllmServerGenerator,
 )
@@ -172,6 +173,16 @@ class TestGroupsWhosePromptsDiverge:
 
 
 class TestTransformers:
+    @pytest.fixture(autouse=True)
+    def one_thread(self) -> Iterator[None]:
+        """A tiny model is slowed down by threads that must wait for one another."""
+        import torch
+
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        yield
+        torch.set_num_threads(before)
+
     @pytest.mark.parametrize("in_flight", ["keep", "cut", "wait"])
     async def test_what_is_in_flight(self, in_flight: Any) -> None:
         old, new, own = tiny_qwen3(), tiny_qwen3(seed=1), tiny_qwen3()
@@ -184,7 +195,7 @@ class TestTransformers:
         own.register_forward_hook(note)
         generator = TransformersGenerator(own, policy_version=1, seed=0)
         prompt = [20, 30, 40]
-        long = asyncio.create_task(generator.generate(prompt, Sampling(max_tokens=300), request_id="a/1"))
+        long = asyncio.create_task(generator.generate(prompt, Sampling(max_tokens=150), request_id="a/1"))
         await asyncio.wait_for(begun.wait(), 10)
         await generator.update(new, 2, in_flight=in_flight)
         fresh = await generator.generate(prompt, Sampling(max_tokens=5), request_id="c/1")
@@ -198,7 +209,7 @@ class TestTransformers:
         assert done.logprobs == pytest.approx(before[:changed] + after[changed:], abs=1e-3)
         assert done.mixed_versions == (in_flight == "keep")
         assert done.finish_reason == ("cut" if in_flight == "cut" else "length")
-        assert (len(ids) == 300) == (in_flight != "cut")
+        assert (len(ids) == 150) == (in_flight != "cut")
         assert changed >= 10
         assert (changed == len(ids)) == (in_flight != "keep")
         assert (fresh.policy_version, fresh.mixed_versions) == (2, False)
@@ -229,6 +240,26 @@ class TestTransformers:
         assert (version, ids) == (2, (await other.generate([20, 30], greedy, request_id="a/1")).token_ids)
         await other.aclose()
         await generator.aclose()
+
+
+class TestTransfer:
+    """What a machine without a GPU can see of `TransferWeights`."""
+
+    async def test_tensors_must_be_on_a_gpu(self, tmp_path: Path) -> None:
+        sync = TransferWeights()
+        with pytest.raises(GeneratorError, match=r"CUDA devices only: on a CPU give sync=DiskWeights\(folder\)"):
+            await sync.prepare(weights(2), 2)
+        folder = await DiskWeights(tmp_path).prepare(weights(2), 2)
+        with pytest.raises(GeneratorError, match=r"not transferred but reloaded: give sync=DiskWeights\(\)"):
+            await sync.prepare(folder, 2)
+
+    async def test_a_server_without_an_engine_for_it_is_told_how_to_start(self) -> None:
+        async with CompletionsServer() as server:
+            generator = VllmServerGenerator(server.url, sync=TransferWeights())
+            with pytest.raises(GeneratorError, match="start it with --weight-transfer-config"):
+                await generator.sync.load(generator, {}, 2)
+            assert not await generator.sync.again(generator, 2)
+            await generator.aclose()
 
 
 async def test_a_script_that_is_cut_is_asked_again_under_the_new_version() -> None:

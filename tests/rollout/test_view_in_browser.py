@@ -12,7 +12,7 @@ from gymhost.rollout.view import write_page
 from support.browser import Browser, chromium
 from support.varied_rollouts import HOSTILE, varied_store
 
-pytestmark = pytest.mark.heavy
+pytestmark = pytest.mark.browser
 
 LINES = "document.querySelectorAll('.line').length"
 

@@ -140,7 +140,8 @@ def smollm2() -> tuple[Any, Any]:
     del config.quantization_config  # it is of the file, not of these weights
     model = LlamaForCausalLM(config).float().eval().requires_grad_(False)
     model.load_state_dict(weights)
-    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file, clean_up_tokenization_spaces=False)
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
+    tokenizer.clean_up_tokenization_spaces = False
     tokenizer.eos_token = "<|im_end|>"  # what is read from the file names no other than its beginning
     return model, tokenizer
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -208,10 +208,8 @@ class Panel(Progress):
         facts.add_row("reward", reward)
         if failed := _failed(standing):
             facts.add_row("failed", Text(failed, style="red"))
-        whole = Table.grid(expand=True)
-        whole.add_row(head)
-        whole.add_row(facts)
-        return whole
+        # The last line is short: behind it stands the ^C that terminals write, which must not begin another line.
+        return Group(head, facts, Text("Ctrl-C ends it and sums up", style="dim"))
 
 
 class _Warnings(logging.Handler):

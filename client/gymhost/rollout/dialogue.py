@@ -30,7 +30,6 @@ class Dialogue:
         self.rows: list[Row] = []
         self.first_tokens = 0
         self.context_tokens = 0
-        self._calls = 0
         self._added = 0
 
     @property
@@ -56,20 +55,11 @@ class Dialogue:
         if said.get("reasoning_content"):
             message["reasoning_content"] = str(said["reasoning_content"])
         if calls and complete:
-            message["tool_calls"] = [self._numbered(call) for call in calls]
+            message["tool_calls"] = calls
         message = as_text(message)
         self._added = 0
         self.messages.append(message)
         return message
-
-    def _numbered(self, call: Mapping[str, Any]) -> Message:
-        number, self._calls = self._calls, self._calls + 1
-        function = call["function"]
-        return {
-            "id": str(call.get("id") or f"call_{number}"),
-            "type": "function",
-            "function": {"name": str(function["name"] or ""), "arguments": function["arguments"]},
-        }
 
     def extend(self, messages: Sequence[Message]) -> Extension:
         """What `messages` would add."""

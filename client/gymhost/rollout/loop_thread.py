@@ -1,6 +1,7 @@
 """An event loop on a thread of its own, for callers that have none."""
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
@@ -21,12 +22,16 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
+        self._closing = False
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
     def _serve(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.get_loop().run_forever()
+            while not self._closing:
+                # They end the loop besides reaching whoever waits; everyone else still needs it.
+                with contextlib.suppress(KeyboardInterrupt, SystemExit):
+                    runner.get_loop().run_forever()
 
     @property
     def current(self) -> bool:
@@ -89,5 +94,6 @@ class LoopThread:
 
     def close(self) -> None:
         """Stops the loop and waits for the thread."""
+        self._closing = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_CLEANUP_SECONDS)

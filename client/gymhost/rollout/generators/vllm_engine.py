@@ -301,7 +301,7 @@ class VllmEngineGenerator(Updates):
 
     def _postpone(self, new: list[str], aborted: list[str]) -> None:
         with self._awake:
-            self._new.extendleft(reversed(new))
+            self._new.extendleft(reversed([name for name in new if name in self._pending]))
             self._aborted.extendleft(reversed(aborted))
 
     def _add(self, name: str) -> tuple[_Pending, Generation | Exception] | None:

@@ -85,7 +85,8 @@ def as_json(value: Any) -> str:
 
 def packed(text: str) -> str:
     """Returns a text deflated and in base64, which can stand in a script element too."""
-    return base64.b64encode(zlib.compress(text.encode("utf-8"))).decode("ascii")
+    # Of token ids and log-probs a higher level makes a tenth less, in six times the time.
+    return base64.b64encode(zlib.compress(text.encode("utf-8"), level=1)).decode("ascii")
 
 
 def _dumps(value: Any) -> str:
