@@ -102,7 +102,8 @@ def run(parts: Sequence[Part], rounds: int, in_flight: int, note: Note) -> None:
                 of |= {"scale": part.scale}
                 for contender in part.contenders:
                     if number < part.rounds(contender, rounds):
-                        note(of | {"contender": contender.name} | _play(part.plan, contender, server))
+                        on = None if contender.server is None else server
+                        note(of | {"contender": contender.name} | _play(part.plan, contender, on))
                 if part.plan.least_seconds:
                     note(of | {"contender": UNDELAYED} | _undelayed(part.plan))
             print(f"rollouts: round {number + 1} of {rounds} is done", file=sys.stderr)

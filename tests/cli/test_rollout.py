@@ -15,7 +15,7 @@ import pytest
 
 from gymhost.rollout.store import Store
 from support.chat_server import ChatServer
-from support.command import environment, gymhost
+from support.command import COMMAND, environment, gymhost
 from support.rollout_command import begun, ended, rollout
 from support.server import PATIENCE, ServerProcess
 
@@ -161,6 +161,7 @@ async def test_an_environment_of_plain_texts_is_played(server: ServerProcess) ->
     assert (summary["reward"]["mean"], summary["pass_at"]["1"]["mean"], summary["threshold"]) == (2.0, 1.0, 2.0)
 
 
+@pytest.mark.timeout(180)  # several runs, one after another
 async def test_what_failed_is_left_out_and_played_again_when_resumed(server: ServerProcess, tmp_path: Path) -> None:
     how = [GUESS, "--tasks", "3", "--samples", "2", "--retries", "0", "--store", "kept", "--json"]
     async with ChatServer(failing_first(2)) as endpoint:
@@ -187,6 +188,7 @@ async def test_what_failed_is_left_out_and_played_again_when_resumed(server: Ser
     assert len(Store.open(tmp_path / "kept")) == 8
 
 
+@pytest.mark.timeout(180)  # several runs, one after another
 async def test_a_store_is_resumed_with_its_own_settings_alone(server: ServerProcess, tmp_path: Path) -> None:
     async with ChatServer(halve) as endpoint:
         how = [GUESS, *by(endpoint, server), "--store", "kept", "-q"]
@@ -217,6 +219,38 @@ async def test_resume_begins_a_store_that_is_not_there(server: ServerProcess, tm
     assert (said.json["resumed"], said.json["played"]) == (0, 2)
 
 
+def test_a_store_that_another_run_writes_is_left_alone(server: ServerProcess, tmp_path: Path) -> None:
+    who = ("--endpoint", "http://127.0.0.1:1/v1", "--endpoint-model", "x", "--server", server.address, "-q")
+    with Store.create(tmp_path / "kept"):
+        said = gymhost("rollout", GUESS, *who, "--store", "kept", "--resume", cwd=tmp_path)
+    assert (said.returncode, said.stderr.count("\n")) == (1, 1)
+    assert said.stderr == f"gymhost: kept is being written by another run (process {os.getpid()})\n"
+
+
+async def test_a_store_that_can_not_be_written_ends_the_run(server: ServerProcess, tmp_path: Path) -> None:
+    """A limit on the size of files stands for a disk that is full: the third rollout has no room."""
+    who = [*COMMAND, "rollout", GUESS, "--tasks", "9", "--concurrency", "1", "--store", "kept", "-q"]
+    async with ChatServer(halve) as endpoint:
+        process = await asyncio.create_subprocess_exec(
+            "bash",
+            "-c",
+            'ulimit -f 8; trap "" XFSZ; exec "$@"',
+            "bash",
+            *who,
+            *by(endpoint, server),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=tmp_path,
+            env=environment(),
+        )
+        said = await ended(process)
+    assert said.code == 1, said.stderr
+    assert "gymhost: a rollout could not be kept; those before it are, in kept: " in said.stderr
+    assert "File too large" in said.stderr
+    assert "Traceback" not in said.stderr
+    assert 0 < len(list(Store.open(tmp_path / "kept"))) < 9
+
+
 async def test_none_could_be_played(server: ServerProcess) -> None:
     async with ChatServer(lambda _body: 404) as endpoint:
         said = await rollout(GUESS, *by(endpoint, server), "--tasks", "4", "--retries", "0")
@@ -243,6 +277,7 @@ class Stalling:
         return guess(1) if self._seen <= self._answers else ChatServer.HANG
 
 
+@pytest.mark.timeout(120)  # two runs
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 async def test_ctrl_c_keeps_what_has_ended_and_says_how_to_go_on(
     server: ServerProcess, tmp_path: Path, number: int, code: int

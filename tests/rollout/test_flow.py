@@ -7,9 +7,12 @@ from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 from typing import Any, cast
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gymhost.client import connect
 from gymhost.rollout import Concurrency, Limits, RolloutEngine, RolloutRequest
+from gymhost.wire import errors
 from support.local_source import LocalSource
 from support.rollouts import CHAT, ECHO, SAY, engine, requests, turns_of, whole
 from support.server import ServerProcess, until, until_sessions
@@ -334,6 +337,85 @@ async def test_cancellation_reaches_the_sessions_of_a_server(server: ServerProce
         assert rollouts.cancel() == 4
         assert [trajectory.outcome.kind for trajectory in await batch] == ["cancelled"] * 4
         await until_sessions(remote, 0)
+
+
+# -- all of it at once -------------------------------------------------------------------------------------------------
+
+# What a rollout meets, and when: it goes well, or its environment or its session fails, at once or after a while.
+FATES = st.tuples(st.sampled_from(["well", "raises", "is lost", "is stuck", "never opens"]), st.integers(0, 3))
+ACTS = st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["pause", "resume", "cancel", "cancel all"])), max_size=6)
+PLACES = st.builds(Concurrency, *[st.integers(1, 3)] * 3, st.integers(0, 2))
+
+
+class Fated(Talk):
+    """Meets its fate in a step that takes so many seconds."""
+
+    def __init__(self, fates: list[tuple[str, int]]) -> None:
+        super().__init__(lambda env, _message: turns_of(env, 2))
+        self.fates = fates
+
+    async def areset(self, **kwargs: Any) -> Any:
+        opening = self.reset(**kwargs)
+        self.fate, self.seconds = self.fates[self.options["task"]]
+        await asyncio.sleep(1000 if self.fate == "never opens" else self.seconds)
+        return opening
+
+    async def astep(self, action: Any) -> Answer:
+        await asyncio.sleep(1000 if self.fate == "is stuck" else self.seconds)
+        if self.fate == "raises":
+            raise ValueError("boom")
+        if self.fate == "is lost":
+            raise errors.SessionLost("its worker died")
+        return self.step(action)
+
+    async def aclose(self) -> None:
+        await asyncio.sleep(self.seconds)
+        self.close()
+
+
+@settings(max_examples=60)
+@given(fates=st.lists(FATES, min_size=1, max_size=10), acts=ACTS, places=PLACES, reuse=st.booleans())
+def test_whatever_happens_every_batch_is_whole_and_nothing_is_left(
+    fates: list[tuple[str, int]], acts: list[tuple[int, str]], places: Concurrency, reuse: bool
+) -> None:
+    envs: list[Fated] = []
+
+    def make() -> Fated:
+        envs.append(Fated(fates))
+        return envs[-1]
+
+    async def main() -> None:
+        source = LocalSource(make)
+        limits = Limits(episode_seconds=20, init_seconds=10, retries=1)
+        async with engine(source, lambda *_: ECHO, limits=limits, concurrency=places, reuse_sessions=reuse) as rollouts:
+            batch = asyncio.create_task(rollouts.collect(requests(len(fates))))
+            for seconds, act in acts:
+                await asyncio.sleep(seconds)
+                match act:
+                    case "pause":
+                        rollouts.pause()
+                    case "resume":
+                        rollouts.resume()
+                    case "cancel":
+                        rollouts.cancel(lambda trajectory: (trajectory.task or 0) % 2 == 1)
+                    case _:
+                        rollouts.cancel()
+            rollouts.resume()
+            trajectories = await batch
+            status = rollouts.status()
+            assert source.most <= places.in_flight
+        assert [trajectory.task for trajectory in trajectories] == list(range(len(fates)))
+        for trajectory, (fate, _) in zip(trajectories, fates, strict=True):
+            whole(trajectory)
+            outcome = trajectory.outcome
+            well = outcome.kind == "terminated"
+            assert trajectory.valid == (well or outcome.limit == "episode_seconds")
+            assert well == (fate == "well") or outcome.kind == "cancelled"
+        assert (status.in_flight, status.closing, status.generating, status.done) == (0, 0, 0, len(fates))
+        assert source.open == 0
+        assert all(env.closed for env in envs)
+
+    simulated(main())
 
 
 # -- status ------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,6 +90,15 @@ async def test_a_rollout_stays_where_it_began_and_others_go_where_there_is_room(
     for server in servers:
         assert len({body["prompt"][1] for body in server.bodies}) == 3
     assert [(m.load, m.requests) for m in pool.members()] == [(0, 0)] * 2
+
+
+async def test_only_so_many_rollouts_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gymhost.rollout.generators.pool._REMEMBERED_ROLLOUTS", 2)
+    pool = GeneratorPool([ScriptedGenerator(lambda *_: [2], name=name) for name in "ab"])
+    for n in range(9):
+        await pool.generate([1], SHORT, request_id=f"{n}/1")
+    assert len(pool._homes) == 2  # pyright: ignore[reportPrivateUsage]
+    await pool.aclose()
 
 
 async def test_load_is_counted_in_tokens(
@@ -346,6 +356,43 @@ class TestVersions:
         assert pool.policy_version == 4
         with pytest.raises(GeneratorError, match="no member of pool can be used"):
             await pool.generate([1], SHORT, request_id="a/1")
+
+    async def test_an_update_that_is_cancelled_half_way_leaves_no_mixture(
+        self, servers: list[CompletionsServer], pool: GeneratorPool, changed: asyncio.Event
+    ) -> None:
+        for server in servers:
+            server.answer = lambda _body, server=server: choice([server.version])
+        servers[1].loads.clear()
+        update = asyncio.create_task(pool.update(weights(5), 5))
+        await until(changed, lambda: servers[0].version == 5 and "/collective_rpc" in servers[1].controls)
+        for _ in range(1000):
+            if pool.members()[0].policy_version == 5:
+                break
+            await asyncio.sleep(0.005)
+        update.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await update
+        assert pool.policy_version == 5
+        assert [member.current for member in pool.members()] == [True, False]
+        servers[1].loads.set()
+        await plays_again(pool, servers[1])
+        generations = await asyncio.gather(*ask(pool, 6))
+        assert {(item.policy_version, item.token_ids[0]) for item in generations} == {(5, 5)}
+
+    async def test_members_whose_weights_can_not_change_are_named(self, pool: GeneratorPool) -> None:
+        class Fixed:
+            name = "fixed"
+            policy_version = 4
+
+            async def generate(self, *_: Any, **__: Any) -> Generation:
+                return Generation([1], [0.0])
+
+            async def aclose(self) -> None: ...
+
+        pool.add(Fixed())
+        with pytest.raises(GeneratorError, match="these members of pool can't be paused: fixed"):
+            await pool.update(weights(5), 5)
+        assert (await pool.generate([1], SHORT, request_id="a/1")).policy_version == 4
 
     async def test_weights_that_all_refuse_change_nothing(
         self, servers: list[CompletionsServer], pool: GeneratorPool

@@ -134,7 +134,7 @@ def check_ending(plan: Plan, trajectory: Trajectory) -> None:
         assert outcome.kind in ("terminated", "truncated")
         assert (outcome.limit is None) == (outcome.kind == "terminated")
         if finished and finished[-1].tokens:
-            assert all(row.mask[-1] == 1 for row in trajectory.rows())
+            assert trajectory.mask[-1] == 1
         if outcome.limit not in (None, "turns", "environment") and spoken:
             assert trajectory.messages[-1]["role"] == "assistant"
         unknown = outcome.limit in (None, "environment") and plan.ended in ("nan", "invalid")

@@ -52,26 +52,35 @@ def llm(smollm: tuple[Any, Any], tmp_path_factory: pytest.TempPathFactory) -> It
 class TestSmolLM2:
     pytestmark = slow
 
+    async def test_it_answers_and_ends_its_turn_by_itself(self, smollm: tuple[Any, Any], llm: Any) -> None:
+        chat = Chat(smollm[1])
+        prompt = chat.prompt([{"role": "user", "content": "What is the capital of France?"}], None, {})
+        generator = VllmEngineGenerator(llm)
+        sampling = Sampling(temperature=0.0, max_tokens=32, stop_token_ids=chat.stop_token_ids)
+        answer = await generator.generate(prompt, sampling, request_id="a/1")
+        await generator.aclose()
+        assert smollm[1].decode(answer.token_ids) == "The capital of France is Paris.<|im_end|>"
+        assert answer.finish_reason == "stop"
+        message = chat.parse(list(answer.token_ids), prompt, None, 0)
+        assert message == {"role": "assistant", "content": "The capital of France is Paris."}
+
     async def test_it_speaks_with_an_environment_of_plain_text(self, smollm: tuple[Any, Any], llm: Any) -> None:
-        sampling = Sampling(temperature=0.6, top_p=0.9)
-        await self.play(smollm, llm, sampling, "gymhost/Echo-v0", length=3)
+        await self.play(smollm, llm, "gymhost/Echo-v0", length=3)
 
     async def test_it_plays_a_game_whose_tool_its_template_has_no_words_for(
         self, smollm: tuple[Any, Any], llm: Any
     ) -> None:
-        """It is told of the tool all the same, calls none, and says a sentence a turn: the template closes its turns."""
-        [full_stop] = smollm[1].encode(".", add_special_tokens=False)
-        sampling = Sampling(temperature=1.0, stop_token_ids=(full_stop,))
-        trajectories = await self.play(smollm, llm, sampling, "gymhost/GuessNumber-v0")
+        """It is told of the tool all the same, calls none, and is asked to each time."""
+        trajectories = await self.play(smollm, llm, "gymhost/GuessNumber-v0")
         assert '"name": "guess"' in smollm[1].decode(trajectories[0].prompt_ids)
 
-    async def play(
-        self, smollm: tuple[Any, Any], llm: Any, sampling: Sampling, env_id: str, **settings: Any
-    ) -> list[Trajectory]:
+    async def play(self, smollm: tuple[Any, Any], llm: Any, env_id: str, **settings: Any) -> list[Trajectory]:
+        """Plays with turns that a full stop ends too, so that there are several and the template closes them."""
         model, tokenizer = smollm
         chat = Chat(tokenizer)
         generator = VllmEngineGenerator(llm)
-        requests = [RolloutRequest(env_id, seed=place, group="all", index=place, kwargs=settings) for place in range(6)]
+        sampling = Sampling(temperature=0.9, top_p=0.95, stop_token_ids=tuple(tokenizer.encode(".")))
+        requests = [RolloutRequest(env_id, seed=place, group="all", index=place, kwargs=settings) for place in range(4)]
         async with (
             connect() as server,
             RolloutEngine(

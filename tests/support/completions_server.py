@@ -41,6 +41,8 @@ class CompletionsServer:
         self.url = ""
         self.version = 0
         self.refuses_weights = False
+        self.loads = asyncio.Event()
+        self.loads.set()
         self.config = {
             "device_config": {"device": "cuda"},
             "model_config": {"dtype": "torch.bfloat16"},
@@ -174,6 +176,8 @@ class CompletionsServer:
             case "/collective_rpc":
                 assert not self._resumed.is_set(), "weights change while requests run"
                 assert body["method"] == "reload_weights"
+                self.changed.set()
+                await self.loads.wait()
                 if self.refuses_weights:
                     return 500, {"error": "no such weights"}
                 weights = load_file(Path(body["kwargs"]["weights_path"]) / "model.safetensors")

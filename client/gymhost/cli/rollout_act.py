@@ -58,9 +58,8 @@ def act(
     Raises:
         Failure: It can't be played as the options say.
     """
-    console = Console(stderr=True)
     who = _installed(lambda: _who(given))
-    with progress(console, quiet=given["quiet"]) as shown:
+    with progress(Console(stderr=True), quiet=given["quiet"]) as shown:
         shown.doing("starting an embedded server" if server is None else f"connecting to {server}")
         with connect(server, token=token, modules=modules) as remote:
             report = _play(remote, id, who, given, shown)
@@ -115,10 +114,7 @@ def _play(
             shown.doing(f"getting ready: {who.title}")
             player = _installed(who.load)
             job = Job(left, remote, player, sampling, limits, _concurrency(given["concurrency"]), tally, store)
-            try:
-                ending = asyncio.run(play(job, shown))
-            except (StoreError, OSError) as error:
-                raise Failure(f"the rollouts that had ended are kept, and no more could be: {error}") from error
+            ending = asyncio.run(play(job, shown))
     split = "" if tasks.split is None else f", split {tasks.split}"
     return Report(
         title=f"{id}{split}, played by {who.title}",

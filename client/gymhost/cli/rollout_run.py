@@ -9,14 +9,16 @@ from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from gymhost.cli import usage
+from gymhost.cli.app import Failure
 from gymhost.cli.rollout_model import Player
 from gymhost.cli.rollout_progress import Progress, Standing
 from gymhost.rollout import Concurrency, Limits, RolloutEngine, RolloutRequest, Sampling, Source
-from gymhost.rollout.store import Store
+from gymhost.rollout.store import Store, StoreError
 from gymhost.rollout.summary import Tally
+from gymhost.rollout.trajectory import Trajectory
 
 __all__ = ["Ending", "Job", "play"]
 
@@ -67,8 +69,7 @@ async def play(job: Job, progress: Progress) -> Ending:
     """Plays all rollouts, or until a signal says that it is enough; those that have ended are tallied and stored.
 
     Raises:
-        StoreError: The store can't be written.
-        OSError: The disk is full, or the like.
+        Failure: The store can't be written.
     """
     ending = Ending()
     before = len(job.tally)
@@ -118,8 +119,15 @@ async def _rollouts(engine: RolloutEngine, job: Job) -> None:
     async with aclosing(engine.run(job.requests)) as finished:
         async for trajectory in finished:
             if job.store is not None:
-                job.store.append(trajectory, job.player.tokenizer)
+                _keep(job.store, trajectory, job.player.tokenizer)
             job.tally.add(trajectory)
+
+
+def _keep(store: Store, trajectory: Trajectory, tokenizer: Any) -> None:
+    try:
+        store.append(trajectory, tokenizer)
+    except (StoreError, OSError) as error:
+        raise Failure(f"a rollout could not be kept; those before it are, in {store.path}: {error}") from error
 
 
 @contextlib.asynccontextmanager

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gymhost.rollout.content import text_only
@@ -9,7 +10,7 @@ from gymhost.rollout.extras import require
 from gymhost.rollout.guard import GuardedTokenizer, as_text
 from gymhost.rollout.template import Parser, TemplateRenderer
 
-__all__ = ["Chat", "Message", "Tool"]
+__all__ = ["Chat", "Message", "Spoken", "Tool"]
 
 logger = logging.getLogger(__name__)
 
@@ -18,6 +19,14 @@ _REMEMBERED = 256  # prompts: those of a group are alike, and rendering the tool
 Message = dict[str, Any]
 Tool = Mapping[str, Any]
 Offer = list[dict[str, Any]] | None
+
+
+@dataclass(slots=True)
+class Spoken:
+    """What the model said in one turn: its ids, and the message that they are rendered as, once they were."""
+
+    ids: Sequence[int]
+    message: Message | None = None
 
 
 class Chat:
@@ -52,13 +61,13 @@ class Chat:
         """The tools in the shape that chat templates know; what the other methods take."""
         return [{"type": "function", "function": self._guard.guard(tool)} for tool in tools] or None
 
-    def prompt(self, messages: Sequence[Message], offer: Offer, sampled: Mapping[int, Sequence[int]]) -> list[int]:
+    def prompt(self, messages: Sequence[Message], offer: Offer, sampled: Mapping[int, Spoken]) -> list[int]:
         """Renders a whole conversation up to where the model is to speak.
 
         Args:
             messages: The conversation.
             offer: What the model may call.
-            sampled: For each index of an assistant message in `messages`, the ids that it was parsed from.
+            sampled: For each index of an assistant message in `messages`, what it was parsed from.
 
         Raises:
             CannotRender: The model can't be shown one of the messages.
@@ -77,7 +86,7 @@ class Chat:
     def extension(
         self,
         history: Sequence[Message],
-        sampled: Mapping[int, Sequence[int]],
+        sampled: Mapping[int, Spoken],
         context: list[int],
         messages: Sequence[Message],
         offer: Offer,
@@ -86,7 +95,7 @@ class Chat:
 
         Args:
             history: The conversation, which ends with a turn of the model.
-            sampled: For each index of an assistant message in `history`, the ids that it was parsed from.
+            sampled: For each index of an assistant message in `history`, what it was parsed from.
             context: The ids of the conversation, which end with those of that turn.
             messages: What is new.
             offer: What the model may call.
@@ -94,7 +103,7 @@ class Chat:
         Raises:
             CannotRender: The model can't be shown one of the messages.
         """
-        turn = list(sampled[len(history) - 1])
+        turn = list(sampled[len(history) - 1].ids)
         prompt_ids = context[: len(context) - len(turn)]
         guarded = self._guarded(messages, {})
         if self._template is not None:
@@ -142,14 +151,19 @@ class Chat:
         well_formed = name and (plain or status in ("ok", "unknown_tool"))
         return _call(call.id or call_id, name, arguments if well_formed else call.raw)
 
-    def _guarded(self, messages: Sequence[Message], sampled: Mapping[int, Sequence[int]]) -> list[Message]:
+    def _guarded(self, messages: Sequence[Message], sampled: Mapping[int, Spoken]) -> list[Message]:
         """Messages as the renderer is to be given them."""
         return [
             self._own_words(message, sampled[i]) if i in sampled else self._guard.guard(text_only(message))
             for i, message in enumerate(messages)
         ]
 
-    def _own_words(self, message: Message, sampled_ids: Sequence[int]) -> Message:
+    def _own_words(self, message: Message, spoken: Spoken) -> Message:
+        if spoken.message is None:
+            spoken.message = self._in_own_words(message, spoken.ids)
+        return spoken.message
+
+    def _in_own_words(self, message: Message, sampled_ids: Sequence[int]) -> Message:
         """An assistant message as it is to be rendered again: calls that no template can take become text."""
         calls: list[dict[str, Any]] = message.get("tool_calls") or []
         broken = [call["function"] for call in calls if not _is_well_formed(call["function"])]

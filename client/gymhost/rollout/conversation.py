@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from gymhost.rollout.chat import Chat, Message, Tool
+from gymhost.rollout.chat import Chat, Message, Spoken, Tool
 from gymhost.rollout.generators.base import Generation
 from gymhost.rollout.trajectory import Row
 
@@ -38,7 +38,7 @@ class Conversation:
         self.tools = list(tools)
         self._offer = chat.offer(tools)
         self.rows = [Row(prompt_ids=chat.prompt(self.messages, self._offer, {}))]
-        self._sampled: dict[int, Sequence[int]] = {}
+        self._sampled: dict[int, Spoken] = {}
         self._calls = 0
         self._last: Extension | None = None
 
@@ -78,7 +78,7 @@ class Conversation:
         else:
             message = {"role": "assistant", "content": str(self._chat.tokenizer.decode(ids, skip_special_tokens=False))}
         self._last = None
-        self._sampled[len(self.messages)] = ids
+        self._sampled[len(self.messages)] = Spoken(ids)
         self.messages.append(message)
         return message
 

@@ -101,11 +101,20 @@ class Sessions:
                 return session, *await self._reset(session, request)
             except (errors.SessionError, errors.ServerUnavailable):
                 await self.end(lease, healthy=False)  # it was lost or expired while nobody looked
+        session = await self._open(lease, request)
+        return session, *await self._reset(session, request)
+
+    async def prepare(self, request: RolloutRequest) -> None:
+        """Opens a session ahead of the rollout that is to begin in it; for sessions that are kept (`reuse`)."""
+        lease = self.lease(request)
+        await self._open(lease, request)
+        self._idle.setdefault(lease.key, []).append(lease)
+
+    async def _open(self, lease: Lease, request: RolloutRequest) -> Session:
         place: dict[str, Any] = {} if self._reuse else {"task": request.task, "split": request.split}
         manager = self._source.session(request.env_id, **place, **request.kwargs)
-        session = await manager.__aenter__()
-        lease.session, lease.manager = session, manager
-        return session, *await self._reset(session, request)
+        lease.session, lease.manager = session, _ = await manager.__aenter__(), manager
+        return session
 
     async def _reset(self, session: Session, request: RolloutRequest) -> tuple[Any, dict[str, Any]]:
         options = dict(request.options)

@@ -148,7 +148,7 @@ class VllmServerGenerator(Updates):
             raise
         except BaseException:
             with contextlib.suppress(GeneratorError):
-                await self.resume()
+                await self._go_on(_HEALTH_SECONDS)  # it may be that it hangs
             raise
 
     async def _abort(self) -> None:
@@ -168,9 +168,12 @@ class VllmServerGenerator(Updates):
 
     async def resume(self) -> None:
         """Lets requests begin again, and those that the server holds go on."""
+        await self._go_on(_CONTROL_SECONDS)
+
+    async def _go_on(self, seconds: float) -> None:
         try:
             if self._gate.closed == 1:
-                await self.control("/resume")
+                await self.control("/resume", seconds=seconds)
         except BaseException:
             self._unfit = self._unfit or "did not go on after a pause"
             raise
