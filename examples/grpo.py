@@ -8,9 +8,9 @@ if there is one. What samples is a copy of it here, or with `--vllm URL ...` one
 weights through a folder that they see too (start them with VLLM_SERVER_DEV_MODE=1 and `--logprobs-mode
 processed_logprobs`; between GPUs `TransferWeights` is quicker than `DiskWeights`).
 
-With `--staleness 0` each step waits for its rollouts, and these for the step. With more, rollouts go on while the policy
-is trained, and may be so many updates behind; the importance ratio is against the policy that sampled each token.
-A GPU, and more than one of them, has not been tried here.
+With `--staleness 0` each step waits for its rollouts, and these for the step. With more, rollouts go on while the
+policy is trained, and may be so many updates behind; the importance ratio is against the policy that sampled each token.
+It was run on CPUs alone.
 """
 
 import argparse
@@ -30,8 +30,17 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gymhost.client import RemoteServer, connect
-from gymhost.rollout import Chat, Limits, RolloutEngine, RolloutRequest, Sampling, Trajectory
-from gymhost.rollout import as_tensors, group_advantages, pack
+from gymhost.rollout import (
+    Chat,
+    Limits,
+    RolloutEngine,
+    RolloutRequest,
+    Sampling,
+    Trajectory,
+    as_tensors,
+    group_advantages,
+    pack,
+)
 from gymhost.rollout.generators import DiskWeights, GeneratorPool, TransformersGenerator, Updatable, VllmServerGenerator
 from gymhost.rollout.groups import Grouping
 
@@ -44,6 +53,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     environment = parser.add_argument_group("the environment")
     environment.add_argument("--server", metavar="HOST:PORT", help="without one, a server is started for this run")
+    environment.add_argument("--module", action="append", default=[], help="that registers environments there")
     environment.add_argument("--env", default="gymhost/GuessNumber-v0")
     environment.add_argument("--kwargs", type=json.loads, default={}, help="of the environment, as JSON")
     environment.add_argument("--train-split", default="train")
@@ -234,7 +244,7 @@ def report(args: argparse.Namespace, figures: dict[str, Any]) -> None:
 
 
 async def main(args: argparse.Namespace) -> list[dict[str, Any]]:
-    async with connect(args.server) as server:
+    async with connect(args.server, modules=args.module) as server:
         return await train(args, server)
 
 

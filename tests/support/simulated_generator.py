@@ -108,6 +108,7 @@ class SimulatedGenerator:
             finish_reason="stop" if len(token_ids) == len(answer) else "length",
             policy_version=version,
             mixed_versions=version != self.policy_version,
+            generator=self.name,
         )
 
     async def aclose(self) -> None:

@@ -324,7 +324,7 @@ class TestFailures:
         environment = remote_environment(SHOP, server=server, fail="tool")()
         environment.reset(task=1)
         for _ in range(2):
-            with pytest.raises(RuntimeError, match="^the environment failed, and the episode is over: call no more"):
+            with pytest.raises(RuntimeError, match=r"^the environment failed, and the episode is over: call no more"):
                 environment.buy(items=[])
         assert environment.get_reward() is None
         environment.reset(task=0)  # in a session of its own

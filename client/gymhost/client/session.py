@@ -281,8 +281,8 @@ class Session:
         """Scores the episode: one that was reset with the option `evaluate_apart` and has ended, or one that ends here.
 
         Args:
-            limit: The name of the limit of yours that ended the episode, for the info, where the environment did not end it
-                itself.
+            limit: The name of the limit of yours that ended the episode, for the info, where the environment did not
+                end it itself.
             timeout: Seconds after which the server stops the scoring; None leaves it to the environment's own limit.
 
         Returns:
