@@ -9,8 +9,8 @@ weights through a folder that they see too (start them with VLLM_SERVER_DEV_MODE
 processed_logprobs`; between GPUs `TransferWeights` is quicker than `DiskWeights`).
 
 With `--staleness 0` each step waits for its rollouts, and these for the step. With more, rollouts go on while the
-policy is trained, and may be so many updates behind; the importance ratio is against the policy that sampled each token.
-It was run on CPUs alone.
+policy is trained, and may be so many updates behind; ratios are to the policy that sampled each token. It was run on
+CPUs alone.
 """
 
 import argparse
@@ -74,6 +74,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     training.add_argument("--steps", type=int, default=150)
     training.add_argument("--epochs", type=int, default=1, help="optimizer steps on the same rollouts")
     training.add_argument("--learning-rate", type=float, default=2e-3, help="for a tiny model; 1e-6 for a large one")
+    training.add_argument("--epsilon", type=float, default=3e-5, help="of Adam; 1e-8 for a large model")
     training.add_argument("--warmup", type=int, default=5, help="steps")
     training.add_argument("--clip", type=float, nargs=2, default=(0.2, 0.28), help="below and above a ratio of 1")
     training.add_argument("--entropy", type=float, default=0.02, help="weight of a bonus that keeps it trying")
@@ -87,15 +88,16 @@ class Policy:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        saved = sorted(args.output.glob("step-*"), key=lambda path: int(path.name[5:])) if args.resume else []
+        saved = sorted(args.output.glob("step-*"), key=lambda path: int(path.name[5:]))
+        if saved and not args.resume:
+            raise SystemExit(f"{args.output} has checkpoints: go on from them with --resume, or name another --output")
         source = saved[-1] if saved else args.model
         self.step = int(saved[-1].name[5:]) if saved else 0
         self.tokenizer: Any = AutoTokenizer.from_pretrained(source)
         self.model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
         self.model.to("cuda" if torch.cuda.is_available() else "cpu")
-        # Adam steps as far for a tiny gradient as for a large one, unless epsilon is above the tiny ones.
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=args.learning_rate, betas=(0.9, 0.95), eps=3e-5, weight_decay=0.0
+            self.model.parameters(), args.learning_rate, betas=(0.9, 0.95), eps=args.epsilon, weight_decay=0.0
         )
         if saved:
             state = self.optimizer.state_dict()
@@ -137,10 +139,9 @@ class Policy:
     def _loss(self, line: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, float]:
         """The loss of a line, summed over its sampled tokens; their importance ratios; and the sum of their entropy."""
         # Without an attention mask the rollouts of a line are told apart by their positions; see `pack`.
-        hidden = self.model.model(line["input_ids"], position_ids=line["position_ids"], use_cache=False)
+        output = self.model(line["input_ids"], position_ids=line["position_ids"], use_cache=False)
         sampled = line["loss_mask"][:, 1:]
-        logits = self.model.lm_head(hidden.last_hidden_state[:, :-1][sampled]).float() / self.args.temperature
-        table = logits.log_softmax(-1)
+        table = (output.logits[:, :-1][sampled].float() / self.args.temperature).log_softmax(-1)
         new = table.gather(-1, line["input_ids"][:, 1:][sampled].unsqueeze(-1)).squeeze(-1)
         ratio = (new - line["logprobs"][:, 1:][sampled]).exp()
         advantage = line["advantages"][:, 1:][sampled]
@@ -194,8 +195,7 @@ def mean_reward(trajectories: Sequence[Trajectory]) -> float | None:
     return fmean(rewards) if rewards else None
 
 
-async def train(args: argparse.Namespace, server: RemoteServer) -> list[dict[str, Any]]:
-    """Trains, and returns what was logged of each step."""
+async def train(args: argparse.Namespace, server: RemoteServer) -> None:
     torch.manual_seed(args.seed)
     args.output.mkdir(parents=True, exist_ok=True)
     policy = Policy(args)
@@ -211,7 +211,6 @@ async def train(args: argparse.Namespace, server: RemoteServer) -> list[dict[str
     tasks = requests(args, splits.get(args.train_split), policy.step * args.groups)
     grouping = Grouping(args.size, args.extra)
     feed = engine.feed(tasks, batch_size=args.groups, max_staleness=args.staleness, grouping=grouping)
-    log: list[dict[str, Any]] = []
     try:
         if args.vllm:  # they may have other weights than those here
             await generator.update(policy.model, policy.step)
@@ -231,10 +230,8 @@ async def train(args: argparse.Namespace, server: RemoteServer) -> list[dict[str
                 if policy.step % args.save_every == 0 or policy.step == args.steps:
                     policy.save()
                 report(args, figures)
-                log.append(figures)
     finally:
         await generator.aclose()
-    return log
 
 
 def report(args: argparse.Namespace, figures: dict[str, Any]) -> None:
@@ -243,9 +240,9 @@ def report(args: argparse.Namespace, figures: dict[str, Any]) -> None:
     print("  ".join(f"{name} {value:.4g}" for name, value in figures.items() if value is not None), flush=True)
 
 
-async def main(args: argparse.Namespace) -> list[dict[str, Any]]:
+async def main(args: argparse.Namespace) -> None:
     async with connect(args.server, modules=args.module) as server:
-        return await train(args, server)
+        await train(args, server)
 
 
 if __name__ == "__main__":

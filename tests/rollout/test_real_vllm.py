@@ -9,10 +9,7 @@ from typing import Any
 import pytest
 
 from gymhost.rollout import PromptTooLong, Sampling
-from gymhost.rollout.generators import VllmServerGenerator
-from gymhost.rollout.generators.base import InFlight
-from gymhost.rollout.generators.pool import GeneratorPool
-from gymhost.rollout.generators.weight_sync import DiskWeights
+from gymhost.rollout.generators import DiskWeights, GeneratorPool, InFlight, VllmServerGenerator
 from support.games import LENGTH, play_games, played
 from support.models import logprobs_of, player, shifted, tiny_qwen3
 from support.recompute import check_rows, check_update

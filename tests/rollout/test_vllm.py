@@ -4,14 +4,23 @@ import asyncio
 import copy
 import random
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from renderers import Qwen3RendererConfig
 
-from gymhost.rollout import Chat, Limits, PromptTooLong, RolloutEngine, RolloutRequest, Sampling, Trajectory
-from gymhost.rollout.generators import Generator, TransformersGenerator, VllmEngineGenerator
-from gymhost.rollout.generators.base import InFlight
+from gymhost.rollout import (
+    Chat,
+    Limits,
+    PromptTooLong,
+    RolloutEngine,
+    RolloutRequest,
+    Sampling,
+    Trajectory,
+    grouped,
+)
+from gymhost.rollout.generators import Generator, InFlight, TransformersGenerator, VllmEngineGenerator
 from support.games import LENGTH, play_games, played
 from support.local_source import LocalSource
 from support.models import logprobs_of, player, save_tiny_qwen3, shifted, tiny_qwen3
@@ -168,6 +177,23 @@ class TestEngineInThisProcess:
         one, same, *others = [tuple(result.token_ids) for result in results]
         assert one == same
         assert len({one, *others}) == 4
+
+    async def test_rollouts_of_a_group_differ_and_a_seed_brings_them_back(self, llm: Any) -> None:
+        chat = Chat(qwen3_tokenizer(), Qwen3RendererConfig())
+        source = LocalSource(lambda: Talk(lambda env, _: end(tool("done")) if len(env.said) > 1 else go_on(tool("ab"))))
+        generator = VllmEngineGenerator(llm)
+
+        async def group(sampling: Sampling) -> list[tuple[int, ...]]:
+            async with RolloutEngine(source, chat, generator, sampling=sampling) as engine:
+                requests = grouped([RolloutRequest("Talk-v0", task=0)], 4)
+                return [tuple(item.completion_ids) for item in await engine.collect(requests)]
+
+        short = Sampling(max_tokens=16, stop_token_ids=tuple(range(100, 200)))
+        assert len(set(await group(short))) == 4
+        once, again = [await group(replace(short, seed=5)) for _ in range(2)]
+        await generator.aclose()
+        assert len(set(once)) == 4
+        assert once == again
 
     async def test_a_cancelled_request_is_aborted(self, llm: Any) -> None:
         generator = VllmEngineGenerator(llm)

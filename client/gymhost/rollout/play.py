@@ -3,6 +3,7 @@
 import asyncio
 import math
 import time
+import zlib
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -178,7 +179,10 @@ class Play:
         if isinstance(conversation, Dialogue):
             endpoint = cast(ChatGenerator, self._generator)
             asked = endpoint.respond(
-                conversation.messages, conversation.tools, self._sampling_of(room), request_id=request_id
+                conversation.messages,
+                conversation.tools,
+                self._sampling_of(room, len(conversation.messages)),
+                request_id=request_id,
             )
             response: Response = await self._generated(turn, asked)
             turn.tokens = response.completion_tokens
@@ -191,7 +195,9 @@ class Play:
             async def sample(prompt_ids: Sequence[int], tokens: int) -> Generation:
                 if self._turnstile.shut:
                     await self._turnstile.passed(scope)
-                asked = generator.generate(prompt_ids, self._sampling_of(tokens), request_id=request_id)
+                asked = generator.generate(
+                    prompt_ids, self._sampling_of(tokens, len(prompt_ids)), request_id=request_id
+                )
                 return await self._generated(turn, asked)
 
             said = await sample_turn(sample, conversation.row.ids, room, self._stop)
@@ -205,11 +211,15 @@ class Play:
         self._turnstile.tokens += turn.tokens
         return message
 
-    def _sampling_of(self, tokens: int) -> Sampling:
-        sampling = self._sampling
-        return Sampling(
-            sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, tokens, self._stop, sampling.seed
-        )
+    def _sampling_of(self, tokens: int, context: int) -> Sampling:
+        """How to sample so many tokens after so much context."""
+        sampling, seed = self._sampling, self._sampling.seed
+        if seed is not None:
+            # One of its own for each piece of each turn: with the same for all the rollouts of a group would be alike.
+            of = self._trajectory
+            own = (seed, of.env_id, of.split, of.task, of.seed, of.group, of.index, context)
+            seed = zlib.crc32(repr(own).encode())
+        return Sampling(sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, tokens, self._stop, seed)
 
     async def _generated(self, turn: Turn, asked: Awaitable[T]) -> T:
         """Awaits the generator, within its time, so that what it raises is not taken for the environment's."""

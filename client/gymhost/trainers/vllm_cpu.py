@@ -4,18 +4,23 @@ TRL builds its colocated engine without a dtype, which on a CPU means bfloat16 w
 of compilation. In float32 and eager mode it starts in seconds and samples from the very distribution that is trained;
 but its weights are then packed, and TRL's own way of loading new ones fails. vLLM's `reload_weights` unpacks and packs
 them again.
+
+To a vLLM server TRL sends weights by NCCL, which needs a GPU at both ends. Here they go through the disk. The server is
+to be started with VLLM_SERVER_DEV_MODE=1 and `--dtype float32 --enforce-eager --logprobs-mode processed_logprobs`.
 """
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+from gymhost.trainers.trl_weights import ServerWeights
 
 __all__ = ["use_vllm_on_cpu"]
 
 
 def use_vllm_on_cpu() -> bool:
-    """Repairs TRL's colocated vLLM generation in this process, if vLLM is installed and runs on the CPU.
+    """Repairs TRL's vLLM generation in this process, if vLLM is installed and runs on the CPU.
 
     To be called before the trainer is made. With a GPU, or without vLLM, it does nothing; calling it twice does nothing
     more.
@@ -35,6 +40,8 @@ def use_vllm_on_cpu() -> bool:
     if not isinstance(generation.LLM, functools.partial):
         generation.LLM = functools.partial(generation.LLM, enforce_eager=True, dtype="float32")
         generation.VLLMGeneration.sync_weights = _reloading(generation.VLLMGeneration.sync_weights)
+        generation.VLLMClient.init_communicator = _connect
+        generation.VLLMClient.update_named_params = _update
     return True
 
 
@@ -55,3 +62,14 @@ def _reloading(sync_weights: Callable[[Any], None]) -> Callable[[Any], None]:
         self.llm.reset_prefix_cache()
 
     return sync
+
+
+def _connect(self: Any, device: Any = None) -> None:
+    """In place of `VLLMClient.init_communicator`."""
+    self.get_server_info()  # raises if the server was started without its control endpoints
+    self.server_weights = ServerWeights(self.base_url)
+
+
+def _update(self: Any, metadata: object, named_params: Iterable[tuple[str, Any]]) -> None:
+    """In place of `VLLMClient.update_named_params`."""
+    self.server_weights.update(named_params)

@@ -43,7 +43,8 @@ class Sampling:
         max_tokens: At most so many tokens a generation; the engine lowers it to what the budgets of a rollout leave.
         stop_token_ids: The ids that end a turn; the engine adds those of the renderer. The one that fired is part of
             the result.
-        seed: Seeds the sampling of one generation where the generator can.
+        seed: Seeds the sampling of one generation where the generator can. The engine makes of it one for each turn of
+            each rollout, so that those of a group differ, and come out the same another time.
     """
 
     temperature: float = 1.0
