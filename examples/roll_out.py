@@ -14,9 +14,8 @@ from gymhost.rollout.generators import GeneratorPool, VllmServerGenerator
 
 async def main(model: str, *urls: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model)
-    pool = GeneratorPool(
-        [VllmServerGenerator(url) for url in urls]
-    )  # `vllm serve ... --logprobs-mode processed_logprobs`
+    # Each is `vllm serve MODEL --logprobs-mode processed_logprobs`; the rollouts of one that dies go on at the others.
+    pool = GeneratorPool([VllmServerGenerator(url) for url in urls])
     tasks = (RolloutRequest("gymhost/GuessNumber-v0", task, split="train") for task in itertools.count())
     # Ten rollouts of each task; once eight have a reward the others are cancelled. Groups that are all won or all lost
     # have nothing to teach: another takes their place.

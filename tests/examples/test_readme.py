@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("example", ["ten_lines.py", "my_environment.py"])
+@pytest.mark.parametrize("example", ["ten_lines.py", "my_environment.py", "roll_out.py"])
 def test_readme_shows_the_example_as_it_is(example: str):
     shown = f"```python\n{(ROOT / 'examples' / example).read_text().strip()}\n```"
     assert shown in (ROOT / "README.md").read_text()
