@@ -10,6 +10,7 @@ Example:
 from gymhost.rollout.advantages import group_advantages
 from gymhost.rollout.arrays import as_tensors, pack, pad
 from gymhost.rollout.chat import Chat
+from gymhost.rollout.content import CannotRender
 from gymhost.rollout.datasets import sft_dataset, to_dataset
 from gymhost.rollout.engine import RolloutEngine
 from gymhost.rollout.feed import Feed, stale_tokens
@@ -36,6 +37,7 @@ from gymhost.rollout.text import as_text
 from gymhost.rollout.trajectory import Outcome, Row, Timings, Trajectory, Turn
 
 __all__ = [
+    "CannotRender",
     "Chat",
     "ChatGenerator",
     "Concurrency",

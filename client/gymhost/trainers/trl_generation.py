@@ -43,6 +43,9 @@ def sampling_of(trainer: Any) -> Sampling:
 def generator_of(trainer: Any, version: int) -> Yields[Generator]:
     """Gives the generator for one call of the rollout function, with the trainer's present weights.
 
+    With several ranks each of them has to come here: where weights are gathered or sent, that is done together, and
+    only then does each of them sample by itself, for as long as it takes.
+
     Args:
         trainer: A `GRPOTrainer`.
         version: The policy version of these weights.
@@ -54,15 +57,25 @@ def generator_of(trainer: Any, version: int) -> Yields[Generator]:
         with _own_model(trainer, version) as generator:
             yield generator
     elif trainer.vllm_mode == "server":
-        yield _servers(trainer, version)
+        yield _server(trainer, version)
     else:
         with _colocated(trainer, version) as generator:
             yield generator
 
 
-def _servers(trainer: Any, version: int) -> Generator:
+def _synchronize(trainer: Any) -> None:
+    """Gives vLLM the present weights, if it hasn't got them: TRL itself has done so where it asks for rollouts."""
+    if trainer.state.global_step != trainer._last_loaded_step:
+        trainer.vllm_generation.sync_weights()
+        trainer._last_loaded_step = trainer.state.global_step
+
+
+def _server(trainer: Any, version: int) -> Generator:
     from gymhost.rollout.generators import VllmServerGenerator
 
+    _synchronize(trainer)
+    # It is the main rank that has the server load them, and the others must not sample before it has.
+    trainer.accelerator.wait_for_everyone()
     args = trainer.args
     url = args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
     return VllmServerGenerator(url, policy_version=version)
@@ -77,6 +90,7 @@ def _colocated(trainer: Any, version: int) -> Yields[Generator]:
         )
     from gymhost.rollout.generators import VllmEngineGenerator
 
+    _synchronize(trainer)
     vllm = trainer.vllm_generation
     if vllm.enable_sleep_mode:
         # Level 2 throws the weights away, so waking is not enough.
