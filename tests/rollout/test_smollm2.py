@@ -1,6 +1,7 @@
 """SmolLM2-135M plays: a model, a tokenizer and a chat template that nobody made up for a test."""
 
 import re
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -47,6 +48,7 @@ def llm(smollm: tuple[Any, Any], tmp_path_factory: pytest.TempPathFactory) -> It
             max_model_len=1024,
             max_num_seqs=8,
         )
+    shutil.rmtree(folder)  # pytest would keep it, and those of the runs before
 
 
 class TestSmolLM2:

@@ -81,7 +81,7 @@ class Shop(ToolEnv):
         Image.new("RGB", (2, 3), (255, 0, 0)).save(file, "png")
         return Content("This is what you see:", Picture(file.getvalue()))
 
-    @rubric
+    @rubric(high=10.0)
     async def bought_all(self) -> float:
         """How many things were bought."""
         await asyncio.sleep(self.late)

@@ -96,8 +96,11 @@ def make_worker(servers: Servers) -> Iterator[Callable[..., RolloutWorker]]:
 
 
 def plays(body: dict[str, Any]) -> dict[str, Any]:
-    """Guesses the middle of the range, but sometimes the lowest number."""
-    low, high = (int(number) for number in re.findall(r"from (\d+) to (\d+)", decode(body["prompt"]))[-1])
+    """Guesses the middle of the range, but sometimes the lowest number; says hello where there is none."""
+    ranges = re.findall(r"from (\d+) to (\d+)", decode(body["prompt"]))
+    if not ranges:
+        return choice(encode("Hello.<|im_end|>"))
+    low, high = (int(number) for number in ranges[-1])
     number = low if next(_turns) % 5 == 0 else (low + high) // 2
     return choice(encode(call("guess", f'{{"number": {number}}}')))
 

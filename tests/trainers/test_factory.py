@@ -91,7 +91,7 @@ def make_trainer(trl: Any, tmp_path: Path) -> Callable[..., Any]:
             output_dir=str(tmp_path),
             per_device_train_batch_size=4 * len(rows),
             num_generations=4,
-            max_completion_length=512,
+            max_completion_length=1000,
             learning_rate=1e-3,
             bf16=False,
             gradient_checkpointing=False,

@@ -9,6 +9,7 @@ TRL resets environments and calls their tools one after another, so a batch take
 
 import asyncio
 import atexit
+import contextlib
 import functools
 import itertools
 import logging
@@ -272,11 +273,9 @@ class _Place:
         """Has the session opened while others still are being reset."""
 
         async def open_session() -> None:
-            try:
+            with contextlib.suppress(Exception):  # the reset tries again, and tells
                 async with bound("init_seconds", self._limits.init_seconds, "infrastructure"):
                     await self._sessions.prepare(self._factory.request({}))
-            except Exception:  # the reset tries again, and tells
-                logger.debug("a session of %s could not be opened ahead", self._factory.env_id, exc_info=True)
 
         self._ahead = asyncio.create_task(open_session())
 
@@ -385,5 +384,6 @@ class _Place:
         """Ends the episode without a reward, and its session, which may be doing anything."""
         self._over, self._paid = "the environment failed, and the episode is over", None
         if isinstance(error, Exception):
-            logger.warning("an episode of %s failed: %s: %s", self._factory.env_id, type(error).__name__, error)
+            # As a text: whoever keeps the log would keep the session, by way of the traceback.
+            logger.warning("an episode of %s failed: %s: %s", self._factory.env_id, type(error).__name__, str(error))
         await self._sessions.end(self._lease, healthy=False)

@@ -1,6 +1,8 @@
 """The weights of a TRL trainer on their way to a vLLM server through the disk."""
 
+import shutil
 import tempfile
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,8 +23,9 @@ class ServerWeights:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._folder = tempfile.TemporaryDirectory(prefix="gymhost-weights-")
-        self._sync = DiskWeights(self._folder.name)
+        folder = tempfile.mkdtemp(prefix="gymhost-weights-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)  # trainers never say when they are done
+        self._sync = DiskWeights(folder)
         self._version = 0
 
     def update(self, parameters: Iterable[tuple[str, Any]]) -> None:
