@@ -6,12 +6,23 @@ from typing import Any, cast
 
 from gymhost.rollout.trajectory import Trajectory
 
-__all__ = ["as_text"]
+__all__ = ["as_text", "message_text"]
 
 
 def as_text(trajectory: Trajectory) -> str:
     """Renders messages, tool calls, rewards and outcome."""
     return "\n".join(_lines(trajectory)) + "\n"
+
+
+def message_text(message: Mapping[str, Any]) -> str:
+    """Renders what a message says: reasoning, content and tool calls, each on lines of its own."""
+    parts: list[str] = []
+    if reasoning := message.get("reasoning_content"):
+        parts.append(f"(thinks) {reasoning}")
+    if content := _content(message.get("content")):
+        parts.append(content)
+    parts.extend(_call(call["function"]) for call in message.get("tool_calls") or ())
+    return "\n".join(parts)
 
 
 def _lines(trajectory: Trajectory) -> Iterator[str]:
@@ -27,12 +38,8 @@ def _lines(trajectory: Trajectory) -> Iterator[str]:
             yield f"\n--- assistant, turn {turn} {_turn_facts(trajectory, turn)}".rstrip()
         else:
             yield f"\n--- {role}"
-        if reasoning := message.get("reasoning_content"):
-            yield f"(thinks) {reasoning}"
-        if content := _content(message.get("content")):
-            yield content
-        for call in message.get("tool_calls") or ():
-            yield _call(call["function"])
+        if said := message_text(message):
+            yield said
     yield "\n==="
     reward = "not known" if trajectory.reward is None else f"{trajectory.reward:g}"
     yield f"outcome: {trajectory.outcome}"

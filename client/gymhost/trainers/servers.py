@@ -91,6 +91,7 @@ class Servers:
         for server in self._candidates():
             try:
                 with server.watched():
+                    server.tried()
                     await server.connect()
                     return await ask(server)
             except (errors.ServerUnavailable, errors.CapacityExhausted) as error:
@@ -132,11 +133,14 @@ class _Server:
         finally:
             self.sessions -= 1
 
+    def tried(self) -> None:
+        """Sees to it that nobody else tries a server that was left while one does."""
+        if self._left:
+            self.left_until = time.monotonic() + self._pause
+
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Takes note of whether the server can be reached."""
-        if self._left:  # nobody else is to try while this is tried
-            self.left_until = time.monotonic() + self._pause
         try:
             yield
         except errors.ServerUnavailable as error:
@@ -159,7 +163,7 @@ class _Server:
         with self._connecting:
             if self._connected and self.remote.connection.dead is None:
                 return
-            if self._left and self.left_until > begun + self._pause:  # another one has just tried
+            if self.left_until > begun + self._pause:  # another one tried meanwhile, to no avail
                 raise errors.ServerUnavailable(f"{self.address} could not be reached")
             try:
                 self.remote.close()
