@@ -32,6 +32,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from gymhost.client import RemoteServer, connect
 from gymhost.rollout import (
     Chat,
+    Grouping,
     Limits,
     RolloutEngine,
     RolloutRequest,
@@ -42,7 +43,6 @@ from gymhost.rollout import (
     pack,
 )
 from gymhost.rollout.generators import DiskWeights, GeneratorPool, TransformersGenerator, Updatable, VllmServerGenerator
-from gymhost.rollout.groups import Grouping
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:

@@ -153,10 +153,12 @@ def test_what_can_not_be_loaded_is_one_line(
         "rollout",
         GUESS,
         *("--model", str(model), "--backend", "transformers", "--server", server.address, "-q", *arguments),
+        *("--store", "kept"),
         cwd=tmp_path,
         limit=LIMIT,
     )
     assert said.returncode == 1, said.stderr
+    assert not (tmp_path / "kept").exists()  # which would be in the way of the right command
     [line] = said.stderr.splitlines()
     assert line.startswith("gymhost: ")
     assert message in line

@@ -1,5 +1,6 @@
 """The GRPO trainer of the examples: a model that knows nothing learns a game of words."""
 
+import asyncio
 import importlib.util
 import json
 from pathlib import Path
@@ -31,12 +32,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-async def trained(grpo: Any, model: Path, output: Path, *arguments: str) -> list[dict[str, Any]]:
+def trained(grpo: Any, model: Path, output: Path, *arguments: str) -> list[dict[str, Any]]:
     """Trains on an embedded server, and returns what was logged of the steps."""
     game = ["--module", "support.text_environments", "--env", "test/Letters-v0", "--renderer", "qwen3"]
     sizes = ["--groups", "4", "--size", "8", "--turn-tokens", "12", "--context", "128", "--learning-rate", "5e-3"]
     given = [str(model), "--output", str(output), *game, *sizes, *arguments]
-    await grpo.main(grpo.arguments(given))
+    asyncio.run(grpo.main(grpo.arguments(given)))
     return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -45,8 +46,8 @@ def mean(steps: list[dict[str, Any]], name: str = "reward") -> float:
 
 
 @pytest.mark.timeout(90)
-async def test_it_learns(grpo: Any, model: Path, tmp_path: Path) -> None:
-    steps = await trained(grpo, model, tmp_path, "--steps", "24")
+def test_it_learns(grpo: Any, model: Path, tmp_path: Path) -> None:
+    steps = trained(grpo, model, tmp_path, "--steps", "24")
     assert [step["step"] for step in steps] == list(range(1, 25))
     assert mean(steps[-4:]) > mean(steps[:4]) + 0.3
     assert steps[-1]["test"] is not None  # tasks that were not trained on
@@ -56,14 +57,14 @@ async def test_it_learns(grpo: Any, model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(90)
-async def test_rollouts_go_on_while_it_trains_and_it_can_be_resumed(grpo: Any, model: Path, tmp_path: Path) -> None:
+def test_rollouts_go_on_while_it_trains_and_it_can_be_resumed(grpo: Any, model: Path, tmp_path: Path) -> None:
     asynchronous = ["--staleness", "2", "--epochs", "2", "--extra", "2", "--save-every", "2", "--test-tasks", "2"]
-    await trained(grpo, model, tmp_path, "--steps", "3", *asynchronous)
+    trained(grpo, model, tmp_path, "--steps", "3", *asynchronous)
     assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-2", "step-3"]
 
     with pytest.raises(SystemExit, match="--resume"):
-        await trained(grpo, model, tmp_path, "--steps", "5", *asynchronous)
-    steps = await trained(grpo, model, tmp_path, "--steps", "5", "--resume", *asynchronous)
+        trained(grpo, model, tmp_path, "--steps", "5", *asynchronous)
+    steps = trained(grpo, model, tmp_path, "--steps", "5", "--resume", *asynchronous)
     assert [step["step"] for step in steps] == [1, 2, 3, 4, 5]
     # Rollouts that are behind the weights have ratios of their own; the first ones are not behind.
     assert abs(steps[0]["ratio"] - 1) < 1e-3

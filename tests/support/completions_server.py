@@ -109,7 +109,9 @@ class CompletionsServer:
                 status, content = answered.result()
                 data = json.dumps(content).encode()
                 writer.write(
-                    f"HTTP/1.1 {status} X\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode() + data
+                    f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
+                    "Connection: close\r\n\r\n".encode()
+                    + data
                 )
                 await writer.drain()
                 gone.cancel()

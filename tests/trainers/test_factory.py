@@ -22,11 +22,15 @@ from transformers.utils.chat_template_utils import get_json_schema
 
 from gymhost.client import RemoteServer, connect
 from gymhost.rollout import Limits
+from gymhost.rollout.loop_thread import LoopThread
 from gymhost.trainers.trl_factory import EnvironmentFactory, remote_environment
 from gymhost.trainers.trl_tools import typed_method
 from gymhost.wire import errors
+from support.completions_server import CompletionsServer, choice
+from support.local_source import LocalSource
 from support.models import tiny_qwen3
 from support.server import TESTS, ServerProcess
+from support.talk import Talk, end
 from support.tokenizers import call, decode, encode, qwen3_tokenizer
 
 pytestmark = pytest.mark.heavy
@@ -47,8 +51,8 @@ def trl() -> Any:
         import trl
 
         # Imported on the way of a test, they would keep what that test holds: some module keeps a traceback.
-        assert trl.GRPOConfig
-        assert trl.GRPOTrainer
+        assert trl.GRPOConfig  # pyright: ignore[reportPrivateImportUsage]
+        assert trl.GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
         return trl
 
 
@@ -183,7 +187,7 @@ class TestTools:
         assert log_of(trainer)["tools/failure_frequency"] == pytest.approx(6 / 8)
 
     def test_methods_have_types_and_docstrings(self, server: RemoteServer) -> None:
-        environment = remote_environment(SHOP, server=server)()
+        environment: Any = remote_environment(SHOP, server=server)()
         public = [name for name, _ in inspect.getmembers(type(environment), inspect.isfunction) if name[0] != "_"]
         assert public == ["buy", "get_reward", "leave", "look", "reset"]
         schema = get_json_schema(type(environment).buy)["function"]
@@ -253,6 +257,29 @@ class TestTraining:
             openings == ["You are a customer.\n\nTask 3, seed 5."] * 4 + ["You are a customer.\n\nTask 7, seed 6."] * 4
         )
 
+    def test_columns_of_no_special_meaning_are_options(self) -> None:
+        made: list[Talk] = []
+
+        def make() -> Talk:
+            made.append(Talk(lambda _env, _message: end()))
+            return made[-1]
+
+        environment: Any = remote_environment("Talk-v0", server=LocalSource(make))()
+        environment.reset(prompt=[], task=3, images=[object()], answer="42", hint=None)
+        assert made[-1].options == {"task": 3, "answer": "42"}
+        environment._close()
+
+    def test_sessions_are_opened_before_the_first_reset(self, server: RemoteServer) -> None:
+        """TRL makes all environments of a batch first, and then resets one after another."""
+        environments = [remote_environment(SHOP, server=server)() for _ in range(8)]
+        give_up = time.monotonic() + 10
+        while len(asyncio.run(server.sessions())) < 8:
+            assert time.monotonic() < give_up
+            time.sleep(0.02)
+        for environment in environments:
+            environment.reset(task=0)
+        assert len(asyncio.run(server.sessions())) == 8
+
     def test_after_its_end_an_episode_stands_still(
         self, make_trainer: Callable[..., Any], server: RemoteServer
     ) -> None:
@@ -286,7 +313,7 @@ class TestTraining:
         }
 
     def test_pictures_are_those_of_pillow(self, server: RemoteServer) -> None:
-        environment = remote_environment(SHOP, server=server)()
+        environment: Any = remote_environment(SHOP, server=server)()
         environment.reset(task=0)
         text, picture = environment.look()
         assert text == {"type": "text", "text": "This is what you see:"}
@@ -312,7 +339,7 @@ class TestFailures:
         ids=lambda trouble: " ".join(*trouble.items()),
     )
     def test_training_goes_on(
-        self, make_trainer: Callable[..., Any], server: RemoteServer, trouble: dict[str, str]
+        self, make_trainer: Callable[..., Any], server: RemoteServer, trouble: dict[str, Any]
     ) -> None:
         limits = Limits(init_seconds=0.5, step_seconds=0.5, eval_seconds=0.5, retries=0)
         factory = remote_environment(SHOP, server=server, limits=limits, **trouble)
@@ -324,7 +351,7 @@ class TestFailures:
         assert sorted(map(str, list(rewards)[-8:])) == ["1.0"] * 4 + ["nan"] * 4
 
     def test_what_went_wrong_is_not_shown_to_the_model(self, server: RemoteServer) -> None:
-        environment = remote_environment(SHOP, server=server, fail="tool")()
+        environment: Any = remote_environment(SHOP, server=server, fail="tool")()
         environment.reset(task=1)
         for _ in range(2):
             with pytest.raises(RuntimeError, match=r"^the environment failed, and the episode is over: call no more"):
@@ -334,7 +361,7 @@ class TestFailures:
         assert environment.buy(items=[{"name": "tea"}]) == "You have tea, paid by card."
 
     def test_a_wrong_argument_is_the_model_s_to_mend(self, server: RemoteServer) -> None:
-        environment = remote_environment(SHOP, server=server)()
+        environment: Any = remote_environment(SHOP, server=server)()
         environment.reset(task=0)
         assert environment.buy(items="tea").startswith("Error: invalid arguments for buy: items")
         assert environment.buy(items=[{"name": "tea"}], how="no").startswith("Error: invalid arguments for buy: how")
@@ -342,7 +369,7 @@ class TestFailures:
 
     def test_resets_that_all_fail_end_the_training(self, server: RemoteServer) -> None:
         limits = Limits(retries=0)
-        environment = remote_environment(SHOP, server=server, limits=limits, fail="reset")()
+        environment: Any = remote_environment(SHOP, server=server, limits=limits, fail="reset")()
         for _ in range(31):
             assert environment.reset(task=1) is None
         with pytest.raises(RuntimeError, match=r"32 resets of test/Shop-v0 in a row.*this was to be"):
@@ -353,7 +380,7 @@ class TestFailures:
             remote_environment("test/None-v0", server=server)()
 
     def test_a_session_that_idled_away_is_opened_anew(self, server: RemoteServer) -> None:
-        environment = remote_environment(GUESS_NUMBER, server=server, idle_seconds=0.2)()
+        environment: Any = remote_environment(GUESS_NUMBER, server=server, idle_seconds=0.2)()
         environment.reset(task=1)
         assert sessions_after(server) == 0
         assert environment.reset(task=1) == "Guess the number from 1 to 7. You have 3 guesses."
@@ -383,6 +410,51 @@ class TestFactory:
     def test_with_an_open_connection_can_t_be_pickled(self, server: RemoteServer) -> None:
         with pytest.raises(TypeError, match="give remote_environment the server's address"):
             pickle.dumps(remote_environment(SHOP, server=server))
+
+
+@quiet
+class TestAsynchronousTraining:
+    @pytest.mark.timeout(240)  # TRL starts a process that imports torch, TRL and vLLM
+    def test_a_process_of_its_own_plays(self, trl: Any, process: ServerProcess, server: RemoteServer) -> None:
+        """TRL's own worker for AsyncGRPO, with a stand-in for vLLM."""
+        from accelerate import PartialState
+        from datasets import Dataset
+        from trl.chat_template_utils import qwen3_chat_template
+        from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker
+
+        def says(body: dict[str, Any]) -> dict[str, Any]:
+            return choice(encode(binary_search(decode(body["prompt"]), 0)))
+
+        PartialState()  # as the trainer does, before it makes its worker
+        tokenizer = copy.deepcopy(qwen3_tokenizer())
+        tokenizer.chat_template = qwen3_chat_template
+        vllm, thread = CompletionsServer(says), LoopThread("vllm")
+        thread.run(vllm.start(0))
+        worker = AsyncRolloutWorker(
+            model_name="model",
+            dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": ""}], "task": 3, "seed": 1}]),
+            reward_funcs=[],
+            processing_class=tokenizer,
+            eos_token_ids=[tokenizer.eos_token_id],
+            environment_factory=remote_environment(GUESS_NUMBER, server=process.address),
+            num_generations=4,
+            max_inflight_tasks=4,
+            vllm_server_url=vllm.url,
+        )
+        try:
+            worker.start()
+            samples = [worker.rollout_buffer.get(timeout=60) for _ in range(8)]
+            assert len(asyncio.run(server.sessions())) == 4
+        finally:
+            worker.stop()
+            thread.run(vllm.stop())
+            thread.close()
+        for sample in samples:
+            assert sample.prompt[0]["content"] == "Guess the number from 1 to 7. You have 3 guesses."
+            assert sample.metrics["rewards/GuessNumber"] == 1.0
+            assert sample.metrics["tools/failure_frequency"] == 0.0
+        assert tools_shown(decode(samples[0].input_ids.tolist())) == declared(server, GUESS_NUMBER)
+        assert sessions_after(server) == 0
 
 
 STUB = textwrap.dedent(
@@ -434,14 +506,14 @@ class TestNothingIsLeft:
         assert sessions_after(server) == 0
 
     def test_of_an_environment_that_is_dropped(self, server: RemoteServer) -> None:
-        environment = remote_environment(SHOP, server=server)()
+        environment: Any = remote_environment(SHOP, server=server)()
         environment.reset(task=0)
         assert len(asyncio.run(server.sessions())) == 1
         del environment
         assert sessions_after(server) == 0
 
     def test_of_one_that_is_closed_before_its_first_reset(self, server: RemoteServer) -> None:
-        environment = remote_environment(SHOP, server=server)()
+        environment: Any = remote_environment(SHOP, server=server)()
         environment._close()
         environment._close()
         assert sessions_after(server) == 0

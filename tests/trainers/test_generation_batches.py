@@ -33,7 +33,7 @@ def train(tmp_path: Path) -> Train:
         environments = Environments(
             "test/Letters-v0",
             server=LocalSource(Letters),
-            tasks=[*range(4)] * 2,
+            tasks=[0, 1, 2, 3] * 2,
             renderer=RENDERER,
             limits=Limits(turn_tokens=6),
             on_rollouts=batches.append,
@@ -72,6 +72,14 @@ def test_rollouts_are_made_once_for_a_generation_batch(
         groups = [trajectory.group for trajectory in batch]
         assert all(groups.count(group) == 4 for group in groups)
         assert [trajectory.index for trajectory in batch] == [0, 1, 2, 3] * (len(batch) // 4)
+
+
+@quiet
+def test_no_batch_is_sampled_by_the_luck_of_another(train: Train) -> None:
+    """Two batches by the same weights, of the same task."""
+    _, batches = train(gradient_accumulation_steps=2, steps_per_generation=1, max_steps=1, num_generations=8)
+    said = [tuple(trajectory.completion_ids) for batch in batches for trajectory in batch]
+    assert len(said) == len(set(said)) == 16
 
 
 @quiet

@@ -17,6 +17,7 @@ from gymhost.trainers.trl import Environments
 from support.completions_server import CompletionsServer
 from support.local_source import LocalSource
 from support.models import player, save_tiny_qwen3, tiny_qwen3
+from support.ranks import run_ranks
 from support.recompute import check_rows
 from support.text_environments import Letters
 from support.trl_trainers import RENDERER, check_ratios, grpo_trainer, log_of, versions
@@ -114,6 +115,13 @@ class TestServerMode:
         check_ratios(log_of(trainer))
         assert versions(batches) == [{0}, {1}, {2}]
         no_failures(batches)
+
+    def test_no_rank_samples_before_the_server_has_the_weights(self, vllm: VllmProcess, tmp_path: Path) -> None:
+        seen = run_ranks(tmp_path, "--vllm", vllm.url)
+        check_ratios(seen[0]["log"])
+        for own in seen:
+            assert own["versions"] == [[0], [1], [2]]
+            assert not any(outcome.startswith("failed") for batch in own["outcomes"] for outcome in batch)
 
     def test_tied_embeddings_are_refused(self, train: Train) -> None:
         model = tiny_qwen3()

@@ -106,8 +106,11 @@ def check(seen: dict[str, Any], steps: int) -> None:
 class TestRealModels:
     pytestmark = patient
 
-    def test_colocated_vllm_samples_from_the_model_that_is_trained(self, server: RemoteServer, model: Path) -> None:
-        seen = run(server, model, "--vllm", "--steps", "4")
+    @pytest.mark.parametrize("lora", [[], ["--lora"]], ids=["whole", "lora"])
+    def test_colocated_vllm_samples_from_the_model_that_is_trained(
+        self, server: RemoteServer, model: Path, lora: list[str]
+    ) -> None:
+        seen = run(server, model, "--vllm", "--steps", "4", *lora)
         check(seen, 4)
         for entry in seen["log"]:
             for name in ("min", "mean", "max"):

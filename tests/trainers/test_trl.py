@@ -131,10 +131,8 @@ class TestDataset:
         with pytest.raises(ValueError, match="no split 'dev': there are test, train"):
             Environments(GUESS_NUMBER, server=server).dataset("dev")
 
-    def test_must_be_told_how_many_tasks_where_there_are_none(self, trl: Any, server: RemoteServer) -> None:
+    def test_has_seeds_where_there_are_no_tasks(self, trl: Any, server: RemoteServer) -> None:
         environments = Environments("gymhost/Echo-v0", server=server)
-        with pytest.raises(ValueError, match="num_tasks="):
-            environments.trainer_kwargs()
         rows = list(environments.dataset("train", num_tasks=3, first_seed=40))
         assert [(row["task"], row["seed"]) for row in rows] == [(None, 40), (None, 41), (None, 42)]
 

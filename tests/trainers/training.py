@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import LoraConfig
 from renderers import Qwen3RendererConfig
 from transformers import AutoTokenizer
 from trl.trainer.grpo_config import GRPOConfig
@@ -22,6 +23,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--vllm", action="store_true")
+    parser.add_argument("--lora", action="store_true")
     parser.add_argument("--die-in-step", type=int, help="raise in the middle of this step")
     arguments = parser.parse_args()
 
@@ -61,8 +63,14 @@ def main() -> None:
         on_rollouts=look,
     )
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
+    # Not 0 in the beginning, so that the first step already would show if vLLM had the base alone.
+    lora = LoraConfig(r=8, target_modules="all-linear", init_lora_weights=False) if arguments.lora else None
     trainer = GRPOTrainer(
-        str(arguments.model), args=config, processing_class=tokenizer, **environments.trainer_kwargs()
+        str(arguments.model),
+        args=config,
+        processing_class=tokenizer,
+        peft_config=lora,
+        **environments.trainer_kwargs(),
     )
     trainer.train()
 

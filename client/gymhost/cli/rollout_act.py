@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -107,12 +108,19 @@ def _play(
     with contextlib.ExitStack() as stack:
         store = None
         if given["store"] is not None:
-            store = stack.enter_context(_store(given["store"], settings, resume=given["resume"]))
-        left = requests if store is None else _left(requests, store, tally)
+            store = _kept(given["store"], settings, resume=given["resume"])
+        left = requests if store is None else _left(requests, stack.enter_context(store), tally)
         resumed = len(tally)
         if left:
             shown.doing(f"getting ready: {who.title}")
             player = _installed(who.load)
+            if store is None and given["store"] is not None:
+                # Only now that there is somebody to play: what can't begin leaves nothing that must be taken away.
+                store = stack.enter_context(_new(given["store"], settings))
+            # Libraries such as torch leave a million objects behind, which the garbage collector would walk through
+            # again and again, for longer than the engine takes for its own work.
+            gc.collect()
+            gc.freeze()
             job = Job(left, remote, player, sampling, limits, _concurrency(given["concurrency"]), tally, store)
             ending = asyncio.run(play(job, shown))
     split = "" if tasks.split is None else f", split {tasks.split}"
@@ -178,15 +186,28 @@ def _installed(act: Callable[[], T]) -> T:
 # -- the store ---------------------------------------------------------------------------------------------------------
 
 
-def _store(path: Path, settings: Mapping[str, Any], *, resume: bool) -> Store:
-    """Makes the store, or opens it to go on with.
+def _new(path: Path, settings: Mapping[str, Any]) -> Store:
+    """Makes a store.
+
+    Raises:
+        Failure: There is something, or it can't be written.
+    """
+    try:
+        return Store.create(path, settings)
+    except (StoreError, OSError) as error:
+        raise Failure(str(error)) from error
+
+
+def _kept(path: Path, settings: Mapping[str, Any], *, resume: bool) -> Store | None:
+    """Opens the store to go on with; None if there is none, and one can be made.
 
     Raises:
         Failure: It is there and not to be resumed, or was made with other settings, or can't be written.
     """
     try:
         if not resume or not path.exists() or not any(path.iterdir()):
-            return Store.create(path, settings)
+            Store.check_free(path)
+            return None
         store = Store.open(path, writing=True)
     except (StoreError, OSError) as error:
         raise Failure(str(error) if resume else f"{error} (--resume goes on with a store)") from error

@@ -1,11 +1,12 @@
 """Chat messages to token ids and back, by the renderer of the model's family."""
 
+import contextlib
 import logging
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gymhost.rollout.content import text_only
+from gymhost.rollout.content import CannotRender, text_only
 from gymhost.rollout.extras import require
 from gymhost.rollout.guard import GuardedTokenizer, as_text
 from gymhost.rollout.template import Parser, TemplateRenderer
@@ -14,6 +15,8 @@ __all__ = ["Chat", "Message", "Spoken", "Tool"]
 
 logger = logging.getLogger(__name__)
 
+_ROLES = frozenset({"system", "user", "assistant", "tool"})
+_PROBE = "probe-3f7a"
 _REMEMBERED = 256  # prompts: those of a group are alike, and rendering the tools takes a millisecond
 
 Message = dict[str, Any]
@@ -55,6 +58,7 @@ class Chat:
         self._renderer: Any = _renderer_of(self._guard, config, parser)
         self._template = self._renderer if isinstance(self._renderer, TemplateRenderer) else None
         self._prompts: dict[Hashable, tuple[int, ...]] = {}
+        self._shows: dict[Any, bool] = {}
         self.stop_token_ids: tuple[int, ...] = tuple(self._renderer.get_stop_token_ids())
 
     def offer(self, tools: Sequence[Tool]) -> Offer:
@@ -154,9 +158,28 @@ class Chat:
     def _guarded(self, messages: Sequence[Message], sampled: Mapping[int, Spoken]) -> list[Message]:
         """Messages as the renderer is to be given them."""
         return [
-            self._own_words(message, sampled[i]) if i in sampled else self._guard.guard(text_only(message))
+            self._own_words(message, sampled[i]) if i in sampled else self._guard.guard(self._shown(message))
             for i, message in enumerate(messages)
         ]
+
+    def _shown(self, message: Message) -> Message:
+        """What the model is shown of a message, if it is shown it at all."""
+        role = message.get("role")
+        if role not in _ROLES:
+            if role not in self._shows:
+                self._shows[role] = self._shows_role(role)
+            if not self._shows[role]:
+                raise CannotRender(f"the model is shown no messages of the role {role!r}: its renderer leaves them out")
+        return text_only(message)
+
+    def _shows_role(self, role: Any) -> bool:
+        """Whether the renderer knows a role; of what it does not know it says nothing."""
+        probe, user = {"role": role, "content": _PROBE}, {"role": "user", "content": "x"}
+        for messages in ([user, probe], [probe, user]):
+            with contextlib.suppress(Exception):  # it has its own place for that role
+                ids = self._renderer.render_ids(messages, tools=None, add_generation_prompt=False)
+                return _PROBE in str(self.tokenizer.decode(list(ids)))
+        return False
 
     def _own_words(self, message: Message, spoken: Spoken) -> Message:
         if spoken.message is None:

@@ -41,6 +41,7 @@ class Conversation:
         self._sampled: dict[int, Spoken] = {}
         self._calls = 0
         self._last: Extension | None = None
+        self._cut = 0
 
     @property
     def row(self) -> Row:
@@ -65,12 +66,18 @@ class Conversation:
     def add_sampled(self, generation: Generation, *, complete: bool = True) -> Message:
         """Appends what was sampled, untouched, and returns the assistant message that it says.
 
+        After a turn that was cut ("cut") comes the whole turn, which takes its place.
+
         Args:
             generation: What was sampled in the current context.
             complete: Whether the turn came to its end. What was cut off is kept as text, and no call in it may be run.
         """
+        if self._cut:
+            self.row.drop(self._cut)
+            self.messages.pop()
         context = self.row.ids
         ids = list(generation.token_ids)
+        self._cut = len(ids) if generation.finish_reason == "cut" else 0
         self.row.append_sampled(ids, generation.logprobs, generation.versions)
         if complete:
             message = self._chat.parse(ids, context, self._offer, self._calls)

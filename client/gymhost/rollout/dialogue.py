@@ -5,11 +5,11 @@ from typing import Any
 
 from gymhost.rollout.chat import Message, Tool
 from gymhost.rollout.conversation import Extension
-from gymhost.rollout.generators.base import Response
+from gymhost.rollout.generators.base import GeneratorError, Response
 from gymhost.rollout.guard import as_text
 from gymhost.rollout.trajectory import Row
 
-__all__ = ["Dialogue"]
+__all__ = ["Dialogue", "checked"]
 
 
 class Dialogue:
@@ -78,3 +78,24 @@ class Dialogue:
     def tokens_with(self, extension: Extension) -> int:
         """The length of the context, as far as it is known."""
         return self.context_tokens
+
+
+def checked(response: Response) -> Response:
+    """What an endpoint answered, if a conversation can go on from it.
+
+    Raises:
+        GeneratorError: It can't.
+    """
+    try:
+        calls = response.message.get("tool_calls") or ()
+        sound = (
+            response.finish_reason in ("stop", "length")
+            and response.prompt_tokens >= 0
+            and response.completion_tokens >= 0
+            and all({"name", "arguments"} <= call["function"].keys() for call in calls)
+        )
+    except (AttributeError, TypeError, LookupError) as error:
+        raise GeneratorError(f"what an endpoint returned is no response: {error}") from error
+    if not sound:
+        raise GeneratorError(f"what an endpoint returned is no response: {response!r:.200}")
+    return response

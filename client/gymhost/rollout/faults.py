@@ -1,9 +1,8 @@
 """Whose fault an exception is, and whether trying again can help."""
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from types import TracebackType
 
 from gymhost.rollout.generators.base import GeneratorError, PromptTooLong
 from gymhost.rollout.trajectory import Fault, Outcome
@@ -40,17 +39,30 @@ class StageTimeout(Exception):
         return f"not done after {self.seconds:g} s: see Limits.{self.limit}"
 
 
-@asynccontextmanager
-async def bound(limit: str, seconds: float, fault: Fault) -> AsyncGenerator[None]:
-    """Cancels its body after `seconds` and raises a `StageTimeout` that names the limit."""
-    scope = asyncio.timeout(seconds)
-    try:
-        async with scope:
-            yield
-    except TimeoutError as error:
-        if not scope.expired():
-            raise
-        raise StageTimeout(limit, seconds, fault) from error
+class bound:  # noqa: N801 - it reads as the function that it would be, and each turn of the model uses it
+    """Cancels its body `late` after `seconds` and raises a `StageTimeout` that names the limit.
+
+    It does so too where the body takes the cancellation for something else, or goes on in spite of it.
+    """
+
+    def __init__(self, limit: str, seconds: float, fault: Fault, *, late: float = 0.0) -> None:
+        self._limit = limit
+        self._seconds = seconds
+        self._fault: Fault = fault
+        self._scope = asyncio.timeout(seconds + late)
+
+    async def __aenter__(self) -> None:
+        await self._scope.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            await self._scope.__aexit__(kind, error, traceback)
+        except TimeoutError as passed:
+            error = passed
+        if self._scope.expired() and (error is None or isinstance(error, Exception)):
+            raise StageTimeout(self._limit, self._seconds, self._fault) from error
 
 
 def outcome_of(error: Exception, turn: int) -> Outcome:

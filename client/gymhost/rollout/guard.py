@@ -21,6 +21,8 @@ REPLACEMENT = "\ufffd"
 # No tokenizer takes half of a surrogate pair, which a model can write in JSON as "\\ud800".
 _NO_TEXT = re.compile(f"[{MARKER}\ud800-\udfff]")
 
+_SPACES = " \t\r\n\u2581"  # the last one is how SentencePiece writes a space
+
 _SHORT = 256
 _REMEMBERED = 8192
 
@@ -35,6 +37,7 @@ class GuardedTokenizer:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self.controls = _control_spellings(tokenizer)
+        self._folds = _folds(tokenizer)
         self._control_ids = frozenset(self.controls.values())
         self._patterns: dict[frozenset[str], re.Pattern[str] | None] = {}
         # A renderer encodes the same short pieces of its template over and over, and a tokenizer's call costs 0.1 ms
@@ -61,8 +64,21 @@ class GuardedTokenizer:
             return text
         # Once more after each pass: the rest of one spelling may be the start of another.
         while pattern.search(text):
-            text = pattern.sub(lambda match: match[0][0] + MARKER + match[0][1:], text)
-        return text
+            text = pattern.sub(lambda match: _broken(match[0]), text)
+        return self._guard_folded(text, keep) if self._folds else text
+
+    def _guard_folded(self, text: str, keep: frozenset[str]) -> str:
+        """Breaks what only becomes the spelling of a control token as the tokenizer normalizes it."""
+        controls = {token for spelling, token in self.controls.items() if spelling not in keep}
+        while True:
+            ids, offsets = self._offsets(text)
+            places = [
+                place for token, place in zip(ids, offsets, strict=True) if token in controls and place[0] < place[1]
+            ]
+            if not places:
+                return text
+            for start, end in reversed(places):
+                text = text[:start] + _broken(text[start:end]) + text[end:]
 
     def _pattern(self, keep: frozenset[str]) -> re.Pattern[str] | None:
         if keep not in self._patterns:
@@ -130,6 +146,11 @@ class GuardedTokenizer:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
+def _broken(spelling: str) -> str:
+    """A spelling that is none any more; of one that can't be broken nothing is left."""
+    return spelling[0] + MARKER + spelling[1:] if len(spelling) > 1 else REPLACEMENT
+
+
 def in_texts(value: Any, change: Callable[[str], str]) -> Any:
     """Changes a text, or all texts in lists and mappings, whose keys may be a tool's as well."""
     if isinstance(value, str):
@@ -156,11 +177,22 @@ def _readable(text: str) -> str:
 
 
 def _control_spellings(tokenizer: Any) -> dict[str, int]:
-    """Everything that the tokenizer cuts out of text before it encodes: special tokens and others that were added.
+    """What the tokenizer cuts out of text before it encodes: special tokens and others that were added.
 
-    A spelling of one character can't be broken, and is no more than that character.
+    Without those that no template can mean anything by, being a single character or spaces, unless they are special.
     """
     added: dict[str, int] = dict(tokenizer.get_added_vocab()) if hasattr(tokenizer, "get_added_vocab") else {}
-    for spelling in getattr(tokenizer, "all_special_tokens", None) or ():
+    special = set(getattr(tokenizer, "all_special_tokens", None) or ())
+    special.update(str(token) for token in getattr(tokenizer, "added_tokens_decoder", {}).values() if token.special)
+    for spelling in special:
         added.setdefault(spelling, tokenizer.convert_tokens_to_ids(spelling))
-    return {spelling: token for spelling, token in added.items() if len(spelling) > 1}
+    return {
+        spelling: token for spelling, token in added.items() if spelling in special or len(spelling.strip(_SPACES)) > 1
+    }
+
+
+def _folds(tokenizer: Any) -> bool:
+    """Whether the tokenizer looks for control tokens in text that it has normalized (say, to lower case)."""
+    if getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None) is None:
+        return False
+    return any(token.normalized for token in tokenizer.added_tokens_decoder.values())

@@ -1,16 +1,17 @@
 """The turns of one rollout: generate, step, append, until something ends it."""
 
 import asyncio
+import contextlib
 import math
 import time
 import zlib
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from gymhost.rollout.chat import Chat, Message
 from gymhost.rollout.continuing import sample_turn
 from gymhost.rollout.conversation import Conversation, as_messages
-from gymhost.rollout.dialogue import Dialogue
+from gymhost.rollout.dialogue import Dialogue, checked
 from gymhost.rollout.faults import StageTimeout, bound
 from gymhost.rollout.generators.base import (
     ChatGenerator,
@@ -18,7 +19,6 @@ from gymhost.rollout.generators.base import (
     Generator,
     GeneratorError,
     PromptTooLong,
-    Response,
     Sampling,
 )
 from gymhost.rollout.requests import Limits
@@ -29,6 +29,8 @@ from gymhost.rollout.turnstile import Turnstile
 __all__ = ["Play"]
 
 T = TypeVar("T")
+
+_LATE = 5.0  # a server, told the same limit, stops the step itself, and says more about it
 
 
 class Play:
@@ -43,6 +45,7 @@ class Play:
         sampling: How to sample.
         name: Names the rollout towards the generator.
         turnstile: What is passed before each generation.
+        settled: Whether the trajectory is not to change any more, since somebody has cancelled the rollout.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Play:
         sampling: Sampling,
         name: str,
         turnstile: Turnstile,
+        settled: Callable[[], bool],
     ) -> None:
         self._chat = chat
         self._generator = generator
@@ -67,6 +71,7 @@ class Play:
         self._turn_tokens = min(limits.turn_tokens, sampling.max_tokens)
         self._name = name
         self._turnstile = turnstile
+        self._settled = settled
         self._stepping = False
         self._ended = False
         self._unscored = False
@@ -90,12 +95,12 @@ class Play:
         trajectory.tools = [dict(tool) for tool in conversation.tools]
         trajectory.messages = conversation.messages
         trajectory.token_rows = conversation.rows
-        scope = asyncio.timeout(self._limits.episode_seconds)
+        self._scope = scope = asyncio.timeout(self._limits.episode_seconds)
         healthy = True
         try:
             async with scope:
                 outcome = await self._turns(conversation, scope)
-        except TimeoutError:
+        except Exception:  # whatever comes of being cancelled
             if not scope.expired():
                 raise
             outcome = Outcome(kind="truncated", limit="episode_seconds")
@@ -107,8 +112,8 @@ class Play:
         if self._session.evaluates:
             self._unscored = healthy and (not self._ended or "evaluation_due" in trajectory.info)
         if not self._unscored:
-            # What nobody can score any more is not known, and no 0.0.
-            self._sum_up(0.0 if healthy or not self._session.evaluates else None)
+            # What a step that was never answered would have paid is not known, and no 0.0.
+            self._sum_up(0.0 if healthy else None)
         return healthy
 
     async def evaluate(self) -> None:
@@ -121,7 +126,7 @@ class Play:
         before = self._trajectory.info
         before.pop("evaluation_due", None)
         self._note(before | info)
-        self._sum_up(None if info.get("reward_invalid") else _finite(reward))
+        self._sum_up(None if info.get("reward_invalid") else _reward(reward))
 
     def _sum_up(self, last: float | None) -> None:
         """Sums up what the environment paid; what it paid at the end belongs to the last turn."""
@@ -158,12 +163,13 @@ class Play:
                 # The model's own context can be smaller than what the budgets allow.
                 return Outcome(kind="truncated", limit=limit if turn.tokens >= room else "context_tokens")
             observation, terminated, truncated, info = await self._step(message, turn)
-            messages = as_messages(observation)
             last = limits.turns is not None and len(self._trajectory.turns) >= limits.turns
             if terminated or truncated or last:
-                conversation.messages.extend(messages)
+                with contextlib.suppress(ValueError):  # nobody is going to be shown it, so it may be none
+                    conversation.messages.extend(as_messages(observation))
                 limit = str(info.get("limit") or "environment") if truncated else "turns"
                 return Outcome(kind="terminated") if terminated else Outcome(kind="truncated", limit=limit)
+            messages = as_messages(observation)
             if not messages:
                 raise ValueError("the environment neither ended the episode nor said anything for the model to answer")
             extension = conversation.extend(messages)
@@ -184,11 +190,11 @@ class Play:
                 self._sampling_of(room, len(conversation.messages)),
                 request_id=request_id,
             )
-            response: Response = await self._generated(turn, asked)
-            turn.tokens = response.completion_tokens
+            response = checked(await self._generated(turn, asked))
+            self._count(turn, response.completion_tokens)
             turn.finish_reason = response.finish_reason
             turn.generator = endpoint.name
-            message = conversation.add_sampled(response, complete=response.finish_reason != "length")
+            message = conversation.add_sampled(response, complete=response.finish_reason == "stop")
         else:
             generator = cast(Generator, self._generator)
 
@@ -200,16 +206,30 @@ class Play:
                 )
                 return await self._generated(turn, asked)
 
-            said = await sample_turn(sample, conversation.row.ids, room, self._stop)
-            turn.tokens = len(said.token_ids)
-            turn.policy_version = said.policy_version
-            turn.mixed_versions = said.mixed_versions
-            turn.finish_reason = said.finish_reason
-            turn.generator = said.generator
-            message = conversation.add_sampled(said, complete=said.finish_reason != "length")
+            said = await sample_turn(
+                sample,
+                conversation.row.ids,
+                room,
+                self._stop,
+                # So it is in the record already if time or somebody ends the rollout before it has come to its end.
+                cut=lambda so_far: self._say(conversation, turn, so_far),
+            )
+            message = self._say(conversation, turn, said)
         turn.calls = len(message.get("tool_calls", ()))
-        self._turnstile.tokens += turn.tokens
         return message
+
+    def _say(self, conversation: Conversation, turn: Turn, said: Generation) -> Message:
+        """Writes down what was sampled: a whole turn, or what there is so far of one that was cut."""
+        self._count(turn, len(said.token_ids))
+        turn.policy_version = said.policy_version
+        turn.mixed_versions = said.mixed_versions
+        turn.finish_reason = said.finish_reason
+        turn.generator = said.generator
+        return conversation.add_sampled(said, complete=said.finish_reason == "stop")
+
+    def _count(self, turn: Turn, tokens: int) -> None:
+        self._turnstile.tokens += tokens - turn.tokens
+        turn.tokens = tokens
 
     def _sampling_of(self, tokens: int, context: int) -> Sampling:
         """How to sample so many tokens after so much context."""
@@ -227,7 +247,7 @@ class Play:
         self._turnstile.generating += 1
         try:
             async with bound("generation_seconds", self._limits.generation_seconds, "generator"):
-                return await asked
+                answered = await asked
         except (GeneratorError, StageTimeout):
             raise
         except Exception as error:
@@ -237,31 +257,51 @@ class Play:
             seconds = time.perf_counter() - begun
             turn.generation_seconds += seconds
             self._trajectory.timings.generation += seconds
+        self._still_on()
+        return answered
 
     async def _step(self, message: Message, turn: Turn) -> tuple[Any, bool, bool, dict[str, Any]]:
         begun = time.perf_counter()
         action = message["content"] if self._speaks_text else message
         self._stepping = True
         try:
-            observation, reward, terminated, truncated, info = await self._session.step(
-                action, timeout=self._limits.step_seconds
-            )
+            step = await self._answered(action)
         finally:
             turn.environment_seconds = time.perf_counter() - begun
             self._trajectory.timings.environment += turn.environment_seconds
+        self._still_on()
         self._stepping = False
+        observation, reward, terminated, truncated, info = step
         self._ended = terminated or truncated
-        turn.reward = None if info.get("reward_invalid") else _finite(reward)
         self._note(info)
+        turn.reward = None if info.get("reward_invalid") else _reward(reward)
         return observation, terminated, truncated, info
 
+    async def _answered(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        seconds = self._limits.step_seconds
+        if seconds is None:
+            return await self._session.step(action)
+        async with bound("step_seconds", seconds, "environment", late=_LATE):
+            return await self._session.step(action, timeout=seconds)
+
+    def _still_on(self) -> None:
+        """Ends the rollout where whoever was awaited has gone on in spite of being cancelled."""
+        if self._scope.expired():
+            raise TimeoutError
+        if self._settled():
+            raise asyncio.CancelledError
+
     def _note(self, info: dict[str, Any]) -> None:
+        if not isinstance(info, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - it comes from anywhere
+            raise ValueError(f"the environment gave an info that is no dict: {info!r:.100}")
         trajectory = self._trajectory
-        trajectory.info = info
-        rewards: dict[str, Any] = info.get("rewards") or {}
-        trajectory.rewards.update({name: _finite(value) for name, value in rewards.items()})
-        task = info.get("task")
-        if trajectory.task is None and isinstance(task, int):  # an info may hold anything under that name
+        trajectory.info = dict(info)  # it may be one that the environment fills anew each time
+        # An info may hold anything under these names.
+        rewards, task = info.get("rewards"), info.get("task")
+        if isinstance(rewards, Mapping):
+            named = cast(Mapping[Any, Any], rewards)
+            trajectory.rewards.update({str(name): _score(value) for name, value in named.items()})
+        if trajectory.task is None and isinstance(task, int):
             trajectory.task = task
 
     def _room(self, conversation: Conversation | Dialogue) -> tuple[int, str]:
@@ -288,9 +328,20 @@ class Play:
         return None
 
 
-def _finite(value: Any) -> float | None:
+def _reward(value: Any) -> float | None:
     """A reward as a number, or None for what is none: not a number, or an infinite one."""
     if value is None:
         return None
-    number = float(value)
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"the environment gave a reward that is no number: {value!r:.100}") from error
     return number if math.isfinite(number) else None
+
+
+def _score(value: Any) -> float | None:
+    """The reward of one rubric, or None for whatever is no number."""
+    try:
+        return _reward(value)
+    except ValueError:
+        return None

@@ -113,6 +113,7 @@ class Stages:
                         sampling,
                         name,
                         self.turnstile,
+                        settled=lambda: flight.settled,
                     )
                     healthy = await play.run(observation, info)
             flight.move("eval")

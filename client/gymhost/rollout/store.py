@@ -81,13 +81,8 @@ class Store:
             StoreError: The folder holds a store already, or anything else.
         """
         path = Path(path)
-        if path.exists() and not path.is_dir():
-            raise StoreError(f"{path} is a file: name a folder")
+        cls.check_free(path)
         path.mkdir(parents=True, exist_ok=True)
-        if (path / _RUN).exists():
-            raise StoreError(f"{path} holds a store already: resume it, or name another folder")
-        if any(entry.name != _LOCK for entry in path.iterdir()):
-            raise StoreError(f"{path} is not empty, and holds no store: name another folder")
         writer = _Writer(path)
         try:
             kept = plain(dict(settings or {}))
@@ -99,6 +94,21 @@ class Store:
             writer.close()
             raise
         return cls(path, kept, writer)
+
+    @staticmethod
+    def check_free(path: str | Path) -> None:
+        """Sees whether a store can be made there, and makes none.
+
+        Raises:
+            StoreError: The folder holds a store already, or anything else.
+        """
+        path = Path(path)
+        if path.exists() and not path.is_dir():
+            raise StoreError(f"{path} is a file: name a folder")
+        if (path / _RUN).exists():
+            raise StoreError(f"{path} holds a store already: resume it, or name another folder")
+        if path.exists() and any(entry.name != _LOCK for entry in path.iterdir()):
+            raise StoreError(f"{path} is not empty, and holds no store: name another folder")
 
     @classmethod
     def open(cls, path: str | Path, *, writing: bool = False) -> Self:

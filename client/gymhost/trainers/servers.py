@@ -1,10 +1,10 @@
-"""Several servers as one source of sessions: the least laden is asked first, and one that is gone is left for a while."""
+"""Several servers as one source of sessions: the least laden is asked first, one that is gone is left for a while."""
 
 import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
@@ -126,7 +126,7 @@ class _Server:
         return not self._left or time.monotonic() >= self.left_until
 
     @contextmanager
-    def counted(self) -> Iterator[None]:
+    def counted(self) -> Generator[None]:
         self.sessions += 1
         try:
             yield
@@ -139,7 +139,7 @@ class _Server:
             self.left_until = time.monotonic() + self._pause
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
+    def watched(self) -> Generator[None]:
         """Takes note of whether the server can be reached."""
         try:
             yield

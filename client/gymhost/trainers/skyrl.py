@@ -41,7 +41,7 @@ class GymhostGenerator(_Base):
     Args:
         inference_engine_client: SkyRL's client of its inference engines.
         tokenizer: The model's tokenizer.
-        server: The environments' server, None for one of its own, or what opens sessions itself.
+        server: The environments' server, a list of them, None for one of its own, or what opens sessions itself.
         token: The server's token; without one that of the environment variable GYMHOST_TOKEN.
         renderer: A configuration of the `renderers` package, such as `Qwen3RendererConfig(thinking_retention="all")`;
             without one by the model's name. If the template rewrites history the last row of a rollout is taken.
@@ -54,7 +54,7 @@ class GymhostGenerator(_Base):
         inference_engine_client: Any,
         tokenizer: Any,
         *,
-        server: str | Source | None = None,
+        server: str | Sequence[str] | Source | None = None,
         token: str | None = None,
         renderer: Any = None,
         limits: Limits | None = None,
@@ -86,7 +86,8 @@ class GymhostGenerator(_Base):
         """
         parameters: Mapping[str, Any] = input_batch.get("sampling_params") or {}
         sampling = sampling_of(parameters, max_tokens=self._engine.limits.turn_tokens)
-        extras: Sequence[Mapping[str, Any]] = input_batch.get("env_extras") or [{}] * len(input_batch["prompts"])
+        nothing: Mapping[str, Any] = {}
+        extras: Sequence[Mapping[str, Any]] = input_batch.get("env_extras") or [nothing] * len(input_batch["prompts"])
         ids: Sequence[Any] = input_batch.get("trajectory_ids") or [None] * len(extras)
         batch = input_batch.get("batch_metadata")
         if batch is not None and batch.training_phase == "train":
@@ -94,7 +95,7 @@ class GymhostGenerator(_Base):
         trajectories = await self._engine.collect(
             request_of(
                 extra,
-                env_id,
+                str(env_id),
                 sampling=sampling,
                 group=None if id is None else str(id.instance_id),
                 index=0 if id is None else int(id.repetition_id),

@@ -10,25 +10,27 @@ tools of a batch all run at once.
 """
 
 import logging
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from statistics import fmean
+from pathlib import Path
 from typing import Any
 
-from gymhost.rollout import Chat, Concurrency, Generator, Limits, RolloutEngine, RolloutRequest, Trajectory
+from gymhost.rollout import Chat, Concurrency, Generator, Limits, RolloutEngine, RolloutRequest, Store, Trajectory
 from gymhost.trainers.connection import Connection
 from gymhost.trainers.trl_generation import generator_of, sampling_of
+from gymhost.trainers.trl_metrics import Lookout, Measures
+from gymhost.trainers.trl_rewards import reward_functions, training_row
+from gymhost.trainers.trl_rows import Env, completed, envs_of, mixed, one_after_another, options_of
 from gymhost.trainers.vllm_cpu import use_vllm_on_cpu
 
-__all__ = ["Environments"]
+__all__ = ["Env", "Environments"]
 
 logger = logging.getLogger(__name__)
 
-_FRUITLESS_BATCHES = 3
-"""So many batches in a row without one rollout to learn from end the training: something is broken for good."""
-
-RewardFunction = Callable[..., list[float | None]]
+_FIRST_EVAL_SEED = 1_000_000
+"""Beyond those of training, so that environments without tasks are evaluated on what they were not trained on."""
 
 
 class Slot:
@@ -44,18 +46,64 @@ class Slot:
 class Environments:
     """The environments of a trainer: where they are, which tasks they play and what their rewards are.
 
-    A rollout that failed gives the trainer nothing to learn from: its reward is None, never 0.0, and its tokens are
-    masked. No session outlives the call of the rollout function that opened it. The connection is closed when this
-    object is collected or the process ends; nobody has to close anything.
+        Environments("gymhost/GuessNumber-v0", server="cpu7:50051")                      # one environment
+        Environments({"gymhost/GuessNumber-v0": 3, "gymhost/Wordle-v0": 1})              # several, 3 to 1
+        Environments([Env("my/Shop-v0", num_tasks=500), Env("my/Shop-v0", name="hard", kwargs={"level": 9})])
+        Environments("my/Shop-v0", server=["cpu7:50051", "cpu8:50051"], eval_split="test", eval_tasks=100)
+        Environments("my/Quiz-v0", dataset=load_dataset("my/questions", split="train"))  # your own rows
+
+    Tasks. The trainer's dataset has a row for each task, with the columns `environment`, `task`, `split` and `seed`,
+    and a `prompt` that names them: the real prompt is the environment's to write. Several environments are mixed by
+    their weights, always in the same way, until each has been through its tasks; what has fewer begins anew, with other
+    seeds. Unless `num_tasks` asks for more, there are at most 100,000 rows. Where there is no fixed number of tasks and
+    none is asked for there are 10,000, each with a seed of its own; `GRPOConfig.max_steps` ends the training earlier.
+
+    Your own dataset. Of its columns `environment` (needed with several), `task`, `split` and `seed` mean what they mean
+    above, `prompt` is only for the eye, and all others are options of the environment's reset. Without seeds a row's
+    place is its seed.
+
+    Servers. With a list of them a session is opened where the fewest of ours are. One that is gone is left for half a
+    minute and tried again after that; rollouts that it took with it are begun again on another.
+
+    Rewards. What failed gives the trainer nothing to learn from: its reward is None, never 0.0, its tokens are masked,
+    and the mean of its group is that of the others. With `rewards=` each of these rubrics is a column of its own, None
+    for environments that have no such rubric; where one that it has could not be computed, all are None, since TRL adds
+    up what is there. Reward functions of your own, if they come after these, are given the real messages as `prompts`
+    and `completions` (as plain text), and each `trajectory`; they should return None where that has no reward.
+
+    The log. Beside TRL's own metrics there are means over the rollouts of a batch:
+
+    - `rollouts/turns`, `rollouts/tool_calls`, `rollouts/sampled_tokens`;
+    - `rollouts/failed`, and of these `rollouts/failed/environment`, `.../infrastructure` and `.../generator` by whose
+      fault it was; `rollouts/begun_again` after a fault that passed;
+    - `rollouts/truncated`, and `rollouts/truncated/LIMIT` by what ended them;
+    - `rollouts/queue_seconds`, `init_seconds`, `run_seconds`, `eval_seconds` by stage, and of `run` what the model took
+      (`generation_seconds`) and what the environment did (`environment_seconds`);
+    - `rubrics/NAME`; and with several environments all of that matters as `environments/NAME/...`.
+
+    `GRPOConfig(log_completions=True)` shows the conversations, and how each ended. `store=` keeps everything:
+    `gymhost view FOLDER` shows it, also while the training goes on.
+
+    Failures. Faults of servers and generators are tried again (`Limits.retries`); every wait is bounded by `Limits`.
+    The log says what failed and why, and the training goes on. It ends once three batches in a row had nothing to learn
+    from. An environment that shows pictures fails so ("CannotRender"), as generators take token ids alone.
+
+    No session outlives the call of the rollout function that opened it. The connection is closed when this object is
+    collected or the process ends; nobody has to close anything.
 
     Args:
-        env_id: The environment, such as "gymhost/GuessNumber-v0".
-        server: The address of a server ("host:port"), or an open connection of `gymhost.client.connect`. Without one an
-            embedded server is started.
-        token: The server's token.
-        split: The split that `trainer_kwargs` makes a dataset of.
+        env: The environment, such as "gymhost/GuessNumber-v0"; or several: a dict of their weights, or a list of ids
+            and `Env`, which has settings for each.
+        server: The address of a server ("host:port"), a list of addresses, or an open connection of
+            `gymhost.client.connect`. Without one an embedded server is started.
+        token: The token of the servers.
+        split: The split of the tasks to train on.
         tasks: The indices of the tasks to train on, in this order; without them all tasks of the split.
-        num_tasks: Only so many of them, from the first. Needed if the environment has tasks without end, or none.
+        num_tasks: Only so many of them, from the first. With several environments, how many rows there are in all.
+        dataset: What to train on instead: a `datasets.Dataset` or `datasets.IterableDataset`.
+        eval_split: The split that `trainer_kwargs` makes an `eval_dataset` of: each of its tasks once, those of one
+            environment after those of the other. Seeds are others than in training. Without one there is none.
+        eval_tasks: Only so many of them, from the first; or their indices. Needed where there is no fixed number.
         rewards: The rubrics that become reward functions of their own, to be weighted by `GRPOConfig.reward_weights`.
             Without them one function, `total`, gives the reward as the environment weights it.
         renderer: A configuration of the `renderers` package, such as `Qwen3RendererConfig(thinking_retention="all")`.
@@ -64,54 +112,76 @@ class Environments:
         limits: What ends a rollout. Tokens are bounded by `GRPOConfig.max_completion_length` too.
         concurrency: How many rollouts at once.
         generator: Samples instead of what the trainer is set up with. To keep its weights in step is then up to you.
-        on_rollouts: Called with the trajectories of every batch, in order: to keep them, or to follow the training.
-        **env_kwargs: Keyword arguments of the environment.
+        on_rollouts: Called with the trajectories of every batch, in order: to follow the training.
+        store: A folder that every trajectory is appended to, those of evaluations too. One that is there already is
+            gone on with. With several ranks each has a folder of its own in it, `rank-0` and so on.
+        **env_kwargs: Keyword arguments of the environment, if it is a single one.
+
+    Raises:
+        ValueError: There is no environment, two are called the same, or `tasks` or keyword arguments are given for
+            several.
     """
 
     def __init__(
         self,
-        env_id: str,
+        env: str | Env | Mapping[str, float] | Iterable[str | Env],
         *,
         server: Any = None,
         token: str | None = None,
         split: str | None = "train",
         tasks: Iterable[int] | None = None,
         num_tasks: int | None = None,
+        dataset: Any = None,
+        eval_split: str | None = None,
+        eval_tasks: int | Iterable[int] | None = None,
         rewards: Sequence[str] | None = None,
         renderer: Any = None,
         limits: Limits | None = None,
         concurrency: Concurrency | None = None,
         generator: Generator | None = None,
         on_rollouts: Callable[[list[Trajectory]], object] | None = None,
+        store: str | Path | None = None,
         **env_kwargs: Any,
     ) -> None:
-        self.env_id = env_id
+        self.envs = envs_of(env, tasks=None if tasks is None else list(tasks), kwargs=env_kwargs)
         self.split = split
-        self._tasks = None if tasks is None else list(tasks)
         self._num_tasks = num_tasks
-        self._rewards = None if rewards is None else list(rewards)
+        self._dataset = dataset
+        self._eval_split = eval_split
+        self._eval_tasks = eval_tasks if eval_tasks is None or isinstance(eval_tasks, int) else list(eval_tasks)
+        self._rewards = list(rewards) if rewards else None
         self._renderer = renderer
         self._limits = limits or Limits()
         self._concurrency = concurrency
         self._generator = generator
         self._on_rollouts = on_rollouts
-        self._env_kwargs = env_kwargs
+        self._store_path = None if store is None else Path(store)
+        self._store: Store | None = None
         self._connection = Connection(server, token)
-        self._fruitless = 0
-        self._warned_of_rewriting = False
+        self._lookout = Lookout(self._rewards)
+        self._measures = Measures(self.envs, self._limits)
 
     def trainer_kwargs(self) -> dict[str, Any]:
         """Everything that a `GRPOTrainer` needs of the environments, as its keyword arguments.
 
         On a machine without a GPU TRL's colocated vLLM is repaired on the way; see `gymhost.trainers.vllm_cpu`.
+
+        Raises:
+            ValueError: An environment has no such split, or the dataset does not fit.
+            TypeError: The dataset is none.
+            ServerUnavailable: No server could be reached.
         """
         use_vllm_on_cpu()
-        return {
-            "train_dataset": self.dataset(self.split, tasks=self._tasks, num_tasks=self._num_tasks),
+        own = self._dataset
+        chosen: dict[str, Any] = {
+            "train_dataset": self.dataset(self.split) if own is None else completed(own, self.envs),
             "rollout_func": self._rollout_func,
             "environment_factory": Slot,
-            "reward_funcs": self._reward_functions(),
+            "reward_funcs": reward_functions(self._rewards, self._measures),
         }
+        if self._eval_split is not None:
+            chosen["eval_dataset"] = self._eval_dataset(self._eval_split)
+        return chosen
 
     def dataset(
         self,
@@ -121,41 +191,48 @@ class Environments:
         num_tasks: int | None = None,
         first_seed: int = 0,
     ) -> Any:
-        """Makes a dataset of tasks for the trainer, such as its `eval_dataset`.
-
-        Each row has the columns `task`, `split` and `seed`, and a `prompt` that names them: the real prompt is the
-        environment's to write, and is different for each environment.
+        """Makes a dataset of tasks for the trainer, as that which it trains on is made.
 
         Args:
-            split: The split of the tasks; ignored by environments without tasks.
-            tasks: The indices of the tasks; without them all of the split.
-            num_tasks: Only so many of them, from the first.
+            split: The split of the tasks, unless an `Env` says its own; ignored by environments without tasks.
+            tasks: The indices of the tasks, for a single environment; without them those of `Environments`.
+            num_tasks: How many rows there are to be.
             first_seed: The seed of the first row; the rows after it count on from there.
 
         Raises:
-            ValueError: The environment has no such split, or it is not said how many tasks there are to be.
+            ValueError: An environment has no such split, or `tasks` is given for several.
         """
-        from datasets import Dataset
+        envs = self.envs if tasks is None else self._with_tasks(list(tasks))
+        total = self._num_tasks if num_tasks is None else num_tasks
+        if len(envs) == 1:
+            (env,) = envs.values()
+            envs = {env.label: replace(env, num_tasks=env.num_tasks if total is None else total)}
+            total = None
+        return _dataset(mixed(self._described(envs, split), total=total, first_seed=first_seed))
 
-        chosen = self._tasks_of(split, num_tasks) if tasks is None else list(tasks)[:num_tasks]
-        rows = [
-            {"prompt": _label(self.env_id, split, task), "task": task, "split": split, "seed": first_seed + place}
-            for place, task in enumerate(chosen)
+    def _with_tasks(self, tasks: list[int]) -> dict[str, Env]:
+        if len(self.envs) > 1:
+            raise ValueError("tasks of several environments are given for each of them: Env(env_id, tasks=...)")
+        return {label: replace(env, tasks=tasks) for label, env in self.envs.items()}
+
+    def _eval_dataset(self, split: str) -> Any:
+        asked = self._eval_tasks
+        tasks, count = (None, asked) if asked is None or isinstance(asked, int) else (asked, None)
+        envs = {label: replace(env, split=split, tasks=tasks, num_tasks=count) for label, env in self.envs.items()}
+        return _dataset(one_after_another(self._described(envs, split), first_seed=_FIRST_EVAL_SEED))
+
+    def _described(
+        self, envs: Mapping[str, Env], split: str | None
+    ) -> list[tuple[Env, str | None, Mapping[str, int | None]]]:
+        """Environments, with the splits that they have; not asked for where it is said which tasks to play."""
+        return [
+            (
+                env,
+                split if env.split is None else env.split,
+                {} if env.tasks is not None else self._connection.splits(env.env_id, dict(env.kwargs)),
+            )
+            for env in envs.values()
         ]
-        return Dataset.from_list(rows)  # pyright: ignore[reportUnknownMemberType]
-
-    def _tasks_of(self, split: str | None, num_tasks: int | None) -> Sequence[int | None]:
-        splits = self._connection.splits(self.env_id, self._env_kwargs)
-        if splits and split not in splits:
-            raise ValueError(f"{self.env_id} has no split {split!r}: there are {', '.join(sorted(splits))}")
-        count = splits[split] if splits and split is not None else None
-        if count is None and num_tasks is None:
-            raise ValueError(f"{self.env_id} has no fixed number of tasks: say how many are to be played (num_tasks=)")
-        if not splits:
-            return [None] * (num_tasks or 0)
-        if count is None:
-            return list(range(num_tasks or 0))
-        return list(range(count if num_tasks is None else min(count, num_tasks)))
 
     # ------------------------------------------------------------------------------------------------------------------
     # Rollouts
@@ -169,25 +246,51 @@ class Environments:
         Args:
             trainer: A `GRPOTrainer`.
             rows: Rows of a `dataset`.
+
+        Raises:
+            ValueError: A row names no environment of these, or the trainer is set to what rollouts do not know.
         """
-        requests = self._requests(rows)
+        requests = self._requests(rows, trainer.state.global_step)
         if self._generator is not None:
             return self._collect(requests, trainer, self._generator)
         with generator_of(trainer, trainer.state.global_step) as generator:
             return self._collect(requests, trainer, generator, then_close=True)
 
-    def _requests(self, rows: Sequence[Mapping[str, Any]]) -> list[RolloutRequest]:
-        """What is to be played: rows of the same task and seed are a group."""
+    def _requests(self, rows: Sequence[Mapping[str, Any]], step: int) -> list[RolloutRequest]:
+        """What is to be played: rows that are alike are a group."""
         requests: list[RolloutRequest] = []
         sizes: Counter[str] = Counter()
         for row in rows:
-            task, split, seed = row.get("task"), row.get("split"), row.get("seed")
-            group = f"{split} {task} {seed}"
+            env = self._env_of(row)
+            options, task, seed, split = options_of(row), row.get("task"), row.get("seed"), row.get("split")
+            if split is None and task is not None:
+                split = self.split if env.split is None else env.split
+            group = f"step {step}, {env.label}, {split} {task}, seed {seed}"
+            if options:
+                group += f", {zlib.crc32(repr(sorted(options.items())).encode()):08x}"
             index, sizes[group] = sizes[group], sizes[group] + 1
             requests.append(
-                RolloutRequest(self.env_id, task, seed, split, kwargs=self._env_kwargs, group=group, index=index)
+                RolloutRequest(
+                    env.env_id,
+                    task,
+                    seed,
+                    split,
+                    kwargs=env.kwargs,
+                    options=options,
+                    group=group,
+                    index=index,
+                    labels={"environment": env.label, "step": step},
+                )
             )
         return requests
+
+    def _env_of(self, row: Mapping[str, Any]) -> Env:
+        label = row.get("environment")
+        if label is None and len(self.envs) == 1:
+            return next(iter(self.envs.values()))
+        if label not in self.envs:
+            raise ValueError(f"a row is for the environment {label!r}, but given are {', '.join(self.envs)}")
+        return self.envs[label]
 
     def _collect(
         self, requests: list[RolloutRequest], trainer: Any, generator: Generator, *, then_close: bool = False
@@ -208,7 +311,7 @@ class Environments:
             engine.close_sync()
 
     def _chat_of(self, trainer: Any) -> Chat:
-        tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+        tokenizer = _tokenizer(trainer)
         if self._renderer is not None:
             return Chat(tokenizer, self._renderer)
         from renderers import AutoRendererConfig
@@ -229,11 +332,13 @@ class Environments:
 
     def _rollout_func(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
         trajectories = self.rollout(trainer, [slot.row for slot in trainer.environments])
+        if self._store_path is not None:
+            self._keep(self._store_path, trajectories, trainer)
         if self._on_rollouts is not None:
             self._on_rollouts(trajectories)
-        self._look_over(trajectories)
+        self._lookout.look(trajectories)
         eos = trainer.eos_token_ids[0]
-        rows = [_training_row(trajectory, eos) for trajectory in trajectories]
+        rows = [training_row(trajectory, self._rewards, eos) for trajectory in trajectories]
         prompt_ids, completion_ids, mask, logprobs = (list(column) for column in zip(*rows, strict=True))
         return {
             "prompt_ids": prompt_ids,
@@ -243,96 +348,29 @@ class Environments:
             "trajectory": trajectories,
         }
 
-    def _look_over(self, trajectories: Sequence[Trajectory]) -> None:
-        """Tells of failures, and ends the training if there are only such."""
-        failures = Counter(str(t.outcome) for t in trajectories if t.outcome.kind == "failed")
-        for cause, count in failures.most_common(3):
-            logger.warning("%d of %d rollouts %s", count, len(trajectories), cause)
-        fruitful = any(_was_played(t) and _was_scored(t) for t in trajectories)
-        self._fruitless = 0 if fruitful else self._fruitless + 1
-        if self._fruitless >= _FRUITLESS_BATCHES:
-            raise RuntimeError(
-                f"{_FRUITLESS_BATCHES} batches in a row had no rollout to learn from; the last one"
-                f" {trajectories[-1].outcome}"
-            )
-        if not self._warned_of_rewriting and any(t.rewritten for t in trajectories):
-            self._warned_of_rewriting = True
-            logger.warning(
-                "the chat template rewrote history, so that a rollout is several rows of tokens; TRL takes one, the"
-                " last. Give the renderer's configuration thinking_retention='all'"
-            )
-
-    # ------------------------------------------------------------------------------------------------------------------
-    # Rewards
-
-    def _reward_functions(self) -> list[RewardFunction]:
-        if self._rewards is None:
-            functions = [_reward_function("total", lambda trajectory: trajectory.reward)]
-        else:
-            functions = [_reward_function(name, lambda t, name=name: t.rewards.get(name)) for name in self._rewards]
-        functions[0] = _with_metrics(functions[0])
-        return functions
+    def _keep(self, path: Path, trajectories: Sequence[Trajectory], trainer: Any) -> None:
+        if self._store is None:
+            accelerator = trainer.accelerator
+            if accelerator.num_processes > 1:
+                path = path / f"rank-{accelerator.process_index}"
+            if path.is_dir() and any(path.iterdir()):
+                self._store = Store.open(path, writing=True)
+            else:
+                self._store = Store.create(
+                    path, {"environments": list(self.envs), "output_dir": trainer.args.output_dir}
+                )
+        try:
+            for trajectory in trajectories:
+                self._store.append(trajectory, _tokenizer(trainer))
+        except OSError as error:
+            logger.warning("rollouts of step %d could not be kept: %s", trainer.state.global_step, error)
 
 
-def _label(env_id: str, split: str | None, task: int | None) -> list[dict[str, str]]:
-    parts = [env_id, *([] if split is None else [split]), *([] if task is None else [f"task {task}"])]
-    return [{"role": "user", "content": ", ".join(parts)}]
+def _tokenizer(trainer: Any) -> Any:
+    return getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
 
 
-def _was_played(trajectory: Trajectory) -> bool:
-    """Whether there is anything to learn from: a rollout that did not fail, in which the model said something."""
-    return trajectory.outcome.kind in ("terminated", "truncated") and bool(trajectory.rows())
+def _dataset(rows: list[dict[str, Any]]) -> Any:
+    from datasets import Dataset
 
-
-def _was_scored(trajectory: Trajectory) -> bool:
-    return trajectory.valid or any(score is not None for score in trajectory.rewards.values())
-
-
-def _training_row(trajectory: Trajectory, eos: int) -> tuple[list[int], list[int], list[int], list[float]]:
-    """Prompt, completion, mask and log-probs as TRL takes them: it can't do without a token.
-
-    So a rollout that was not played is one end-of-sequence token that is masked.
-    """
-    if not _was_played(trajectory):
-        return trajectory.prompt_ids or [eos], [eos], [0], [0.0]
-    row = trajectory.rows()[-1]
-    return row.prompt_ids, row.completion_ids, row.mask, row.logprobs
-
-
-def _reward_function(name: str, reward: Callable[[Trajectory], float | None]) -> RewardFunction:
-    def function(trajectory: Sequence[Trajectory], **_: Any) -> list[float | None]:
-        return [reward(t) if _was_played(t) else None for t in trajectory]
-
-    function.__name__ = name
-    return function
-
-
-def _with_metrics(function: RewardFunction) -> RewardFunction:
-    """Has a reward function log the metrics of the rollouts too: TRL puts the means of all ranks into its log."""
-
-    def logging_function(
-        trajectory: Sequence[Trajectory], log_metric: Callable[[str, float], None], **rest: Any
-    ) -> list[float | None]:
-        for name, value in _metrics(trajectory).items():
-            log_metric(name, value)
-        return function(trajectory=trajectory, **rest)
-
-    logging_function.__name__ = function.__name__
-    return logging_function
-
-
-def _metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    count = len(trajectories)
-    metrics = {
-        "rollouts/failed": sum(t.outcome.kind == "failed" for t in trajectories) / count,
-        "rollouts/truncated": sum(t.outcome.kind == "truncated" for t in trajectories) / count,
-        "rollouts/turns": fmean(len(t.turns) for t in trajectories),
-        "rollouts/generation_seconds": fmean(t.timings.generation for t in trajectories),
-        "rollouts/environment_seconds": fmean(t.timings.environment for t in trajectories),
-    }
-    scores: dict[str, list[float]] = {}
-    for trajectory in trajectories:
-        for name, score in trajectory.rewards.items():
-            if score is not None:
-                scores.setdefault(name, []).append(score)
-    return metrics | {f"rubrics/{name}": fmean(values) for name, values in scores.items()}
+    return Dataset.from_list(rows)  # pyright: ignore[reportUnknownMemberType]

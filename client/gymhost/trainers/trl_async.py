@@ -76,7 +76,8 @@ class RolloutWorker:
         update_groups: How many groups the trainer trains on between two updates of the weights: `weight_sync_steps` *
             `gradient_accumulation_steps` * samples of a micro-batch / size of a group. So many are a batch of the feed.
         grouping: How large a group is (`num_generations`), when it has enough, and whether it is kept.
-        max_staleness: How many updates a group may wait; the same as in the `AsyncGRPOConfig`.
+        max_staleness: How many updates a sample may wait until the trainer takes it; the same as in the
+            `AsyncGRPOConfig`. It is 1 or more, since the trainer takes a batch ahead.
         scale_rewards: Whether advantages are divided by the deviation of the group.
         queue_maxsize: How many samples wait for the trainer.
         sampling: How to sample.
@@ -104,8 +105,11 @@ class RolloutWorker:
         limits: Limits | None = None,
         concurrency: Concurrency | None = None,
     ) -> None:
-        self.rollout_buffer: queue.Queue[Any] = _Buffer(queue_maxsize, self._sample_taken)
-        self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue(_METRICS_KEPT)
+        if max_staleness < 1:
+            raise ValueError("max_staleness must be 1 or more: the trainer takes a batch ahead")
+        # As Any they are what the protocol has: queues whose items it does not name.
+        self.rollout_buffer: Any = _Buffer(queue_maxsize, self._sample_taken)
+        self.metrics_queue: Any = queue.Queue(_METRICS_KEPT)
         self._connection = Connection(server, token)
         self._generator: Any = generator
         self._scale_rewards = scale_rewards
@@ -115,7 +119,7 @@ class RolloutWorker:
         self._feed: Feed[Group] = self.engine.feed(
             _forever(requests),
             batch_size=update_groups,
-            max_staleness=max_staleness,
+            max_staleness=max_staleness - 1,  # one more update comes while a batch waits in the buffer
             grouping=grouping or Grouping(size=8),
         )
         self._thread: LoopThread | None = None
@@ -125,6 +129,7 @@ class RolloutWorker:
         self._taken = asyncio.Event()
         self._error: Exception | None = None
         self._beat = time.monotonic()
+        self._status = self.engine.status()
         self._groups = 0
         self._fruitless = 0
 
@@ -176,7 +181,7 @@ class RolloutWorker:
             raise RuntimeError(f"the rollouts have ended: {self._error}") from self._error
         age = time.monotonic() - self._beat
         if age > stale_after_s:
-            status = self.engine.status()
+            status = self._status
             raise RuntimeError(
                 f"no rollout has moved for {age:.0f} s (heartbeat_stale_after_s={stale_after_s:g}):"
                 f" {status.init} are being reset, {status.generating} are sampling,"
@@ -262,12 +267,11 @@ class RolloutWorker:
 
     async def _beats(self) -> None:
         """Notes when something has moved last. While the trainer has samples to take, nothing needs to."""
-        before: Any = None
         while True:
             status = self.engine.status()
-            if status != before or not self.rollout_buffer.empty():
+            if status != self._status or not self.rollout_buffer.empty():
                 self._beat = time.monotonic()
-            before = status
+            self._status = status
             await asyncio.sleep(_BEAT_SECONDS)
 
 

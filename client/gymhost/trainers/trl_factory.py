@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from gymhost.client import RemoteServer
 from gymhost.rollout.conversation import as_messages
 from gymhost.rollout.faults import bound, retryable
 from gymhost.rollout.guard import as_text
@@ -155,7 +156,9 @@ class EnvironmentFactory:
     def request(self, row: Mapping[str, Any]) -> RolloutRequest:
         """What is to be played for a row of the trainer's dataset: columns of no special meaning are options."""
         options = {name: value for name, value in row.items() if name not in _COLUMNS and value is not None}
-        idle = {"idle_timeout": self._settings["idle_seconds"]}
+        # Other sources of sessions, such as those of this process, have no idle sessions to fear for.
+        served = isinstance(self._connection.source, RemoteServer)
+        idle = {"idle_timeout": self._settings["idle_seconds"]} if served else {}
         split = row.get("split")
         return RolloutRequest(
             self.env_id,
@@ -192,7 +195,8 @@ class EnvironmentFactory:
             return session.tools
 
 
-_COLUMNS = frozenset({"prompt", "completion", "task", "split", "seed"})
+# What is no option: the trainer's own columns, and those that say what is played.
+_COLUMNS = frozenset({"prompt", "completion", "image", "images", "task", "split", "seed"})
 
 
 class RemoteEnvironment:
@@ -213,7 +217,9 @@ class RemoteEnvironment:
         _loop().call(place.prepare)
 
     def reset(self, **row: Any) -> Content | None:
-        """Begins the episode of a row: of its columns `task`, `split` and `seed`, and all others as reset options.
+        """Begins the episode of a row: its `task`, `split` and `seed`, with the other columns as reset options.
+
+        The trainer's own columns (`prompt`, `images` and the like) are no options.
 
         Returns:
             What opens the conversation, for the trainer to add to the prompt: its text, or blocks where it has
@@ -238,7 +244,7 @@ class RemoteEnvironment:
 
 
 def _call_by_name(name: str) -> Callable[..., Content]:
-    def call(environment: RemoteEnvironment, **arguments: Any) -> Content:
+    def call(environment: RemoteEnvironment, /, **arguments: Any) -> Content:
         return _call(environment._place, name, **arguments)  # pyright: ignore[reportPrivateUsage]
 
     return call

@@ -112,6 +112,7 @@ def _own_model(trainer: Any, version: int) -> Yields[Generator]:
             "a sharded model generates on all ranks in step, which rollouts do not: set use_vllm=True, or with"
             " DeepSpeed ds3_gather_for_generation=True"
         )
+    import torch
     from trl.models.utils import unwrap_model_for_generation  # pyright: ignore[reportUnknownVariableType]
 
     from gymhost.rollout.generators import TransformersGenerator
@@ -122,4 +123,6 @@ def _own_model(trainer: Any, version: int) -> Yields[Generator]:
         gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
         gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
     ) as model:  # pyright: ignore[reportUnknownVariableType]
-        yield TransformersGenerator(model, policy_version=version)
+        # From the trainer's seed, which is another on each rank.
+        seed = int(torch.randint(2**62, ()))
+        yield TransformersGenerator(model, policy_version=version, seed=seed)

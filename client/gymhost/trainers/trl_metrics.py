@@ -131,14 +131,18 @@ class Lookout:
         failures = Counter((t.env_id, t.outcome.fault, t.outcome.cause) for t in _failed(trajectories))
         for (env_id, fault, cause), number in failures.most_common(3):
             example = next(
-                t for t in _failed(trajectories) if (t.env_id, t.outcome.fault, t.outcome.cause) == (env_id, fault, cause)
+                t
+                for t in _failed(trajectories)
+                if (t.env_id, t.outcome.fault, t.outcome.cause) == (env_id, fault, cause)
             )
             logger.warning("%d of %d rollouts, of %s, %s", number, count, env_id, example.outcome)
         if again := sum(t.attempts > 1 for t in trajectories):
             logger.warning("%d of %d rollouts were begun again after a fault of server or generator", again, count)
         unknown = sum(t.outcome.kind != "failed" and not learnable(t, self._rubrics) for t in trajectories)
         if unknown:
-            logger.warning("%d of %d rollouts were played and have no reward: they are not learned from", unknown, count)
+            logger.warning(
+                "%d of %d rollouts were played and have no reward: they are not learned from", unknown, count
+            )
 
     def _check_rubrics(self, rubrics: Sequence[str], trajectories: Sequence[Trajectory]) -> None:
         for trajectory in trajectories:

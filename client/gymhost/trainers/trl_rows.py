@@ -5,7 +5,7 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 __all__ = ["Env", "completed", "envs_of", "mixed", "one_after_another", "options_of"]
 
@@ -15,7 +15,7 @@ _ENDLESS_ROWS = 10_000
 """How many rows there are where nothing says how many there should be."""
 
 _MOST_ROWS = 100_000
-"""How many rows a mix of environments has at most: a rare one may have many tasks."""
+"""How many rows there are at most, unless more are asked for: an environment may have very many tasks."""
 
 _COLUMNS = ("prompt", "environment", "task", "split", "seed")
 
@@ -70,7 +70,8 @@ def envs_of(given: str | Env | Mapping[str, float] | Iterable[str | Env], **alon
         env = replace(env, **{name: value for name, value in alone.items() if value})
         return {env.label: env}
     if isinstance(given, Mapping):
-        envs = [Env(env_id, weight) for env_id, weight in given.items()]
+        weights = cast("Mapping[str, float]", given)
+        envs = [Env(env_id, weight) for env_id, weight in weights.items()]
     else:
         envs = [Env(item) if isinstance(item, str) else item for item in given]
     if not envs:
@@ -121,7 +122,7 @@ def mixed(
     """Mixes the tasks of environments by their weights, always in the same way.
 
     Each is asked for its next task when it is its turn, and begins anew after the last one, with other seeds. It ends
-    when each has been through its tasks; those without an end do not count.
+    when each has been through its tasks, or after 100,000 rows; those without an end do not count.
 
     Args:
         envs: Environments, with the split of their tasks and the number of tasks of each split.
@@ -145,7 +146,7 @@ def mixed(
     rows: list[dict[str, Any]] = []
     while len(rows) < total if total is not None else any(taken[i] < (parts[i].count or 0) for i in finite):
         if total is None and len(rows) == _MOST_ROWS:
-            logger.warning("the mix of environments ends after %d rows, before it is through all tasks", _MOST_ROWS)
+            logger.warning("the dataset ends after %d rows, before all tasks are in it; see num_tasks=", _MOST_ROWS)
             break
         turn = min(range(len(parts)), key=lambda i: (taken[i] + 1) / parts[i].env.weight)
         taken[turn] += 1
@@ -191,34 +192,38 @@ def completed(dataset: Any, envs: Mapping[str, Env]) -> Any:
         TypeError: It is no dataset.
         ValueError: It does not say which environment a row is for, or names one that is not there.
     """
+    endless = _is_stream(dataset)
+    label = next(iter(envs))
+    columns: list[str] | None = dataset.column_names  # None where a stream does not know them
+    if columns is not None and len(envs) > 1 and "environment" not in columns:
+        raise ValueError(f"the dataset needs a column `environment`, which says one of {', '.join(envs)} for each row")
+    if endless:
+
+        def fill(row: dict[str, Any], place: int) -> dict[str, Any]:
+            return {"prompt": _said(f"{row.get('environment') or label}, row {place}"), "seed": place} | row
+
+        return dataset.map(fill, with_indices=True)
+    labels = [label] * len(dataset)
+    if "environment" in dataset.column_names:
+        labels = list(dataset["environment"])
+        if unknown := sorted(map(repr, set(labels) - set(envs))):
+            given = ", ".join(envs)
+            raise ValueError(
+                f"the dataset names environments that were not given: {', '.join(unknown)}; given: {given}"
+            )
+    if "seed" not in dataset.column_names:
+        dataset = dataset.add_column("seed", list(range(len(dataset))))
+    if "prompt" not in dataset.column_names:
+        dataset = dataset.add_column("prompt", [_said(f"{name}, row {i}") for i, name in enumerate(labels)])
+    return dataset
+
+
+def _is_stream(dataset: Any) -> bool:
     from datasets import Dataset, IterableDataset
 
     if not isinstance(dataset, Dataset | IterableDataset):
         raise TypeError(f"dataset must be a datasets.Dataset or IterableDataset, not {type(dataset).__name__}")
-    (label, *others) = envs
-    columns: list[str] | None = dataset.column_names
-    if columns is not None and others and "environment" not in columns:
-        raise ValueError(f"the dataset needs a column `environment`, which says one of {', '.join(envs)} for each row")
-    if isinstance(dataset, IterableDataset):
-
-        def fill(row: dict[str, Any], place: int) -> dict[str, Any]:
-            environment = row.get("environment") or label
-            return {"prompt": _said(f"{environment}, row {place}"), "seed": place} | row
-
-        return dataset.map(fill, with_indices=True)
-    if "environment" in dataset.column_names:
-        if unknown := sorted(set(dataset.unique("environment")) - set(envs)):
-            names = ", ".join(map(repr, unknown))
-            raise ValueError(f"the dataset names environments that were not given: {names}; given are {', '.join(envs)}")
-        labels = list(dataset["environment"])
-    else:
-        labels = [label] * len(dataset)
-    if "seed" not in dataset.column_names:
-        dataset = dataset.add_column("seed", list(range(len(dataset))))  # pyright: ignore[reportCallIssue, reportUnknownMemberType]
-    if "prompt" not in dataset.column_names:
-        prompts = [_said(f"{name}, row {place}") for place, name in enumerate(labels)]
-        dataset = dataset.add_column("prompt", prompts)  # pyright: ignore[reportCallIssue, reportUnknownMemberType]
-    return dataset
+    return isinstance(dataset, IterableDataset)
 
 
 def options_of(row: Mapping[str, Any]) -> dict[str, Any]:

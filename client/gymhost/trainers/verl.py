@@ -38,7 +38,7 @@ class GymhostAgentLoop(_Base):
     """Plays one rollout a call; all calls in an event loop share an engine, so that sessions are used again.
 
     Args:
-        server: The environments' server; without one each worker of verl starts one of its own.
+        server: The environments' server, or a list of them; without one each worker of verl starts one of its own.
         token: Its token; without one that of the environment variable GYMHOST_TOKEN.
         renderer: How the model's messages become tokens, such as "qwen3"; without one by the model's name. Where it
             keeps a model's reasoning or not is its own affair: if the template rewrites history the last row is taken.
@@ -51,7 +51,7 @@ class GymhostAgentLoop(_Base):
     def __init__(
         self,
         *,
-        server: str | None = None,
+        server: str | Sequence[str] | None = None,
         token: str | None = None,
         renderer: str | None = None,
         limits: Mapping[str, Any] | None = None,
@@ -60,14 +60,15 @@ class GymhostAgentLoop(_Base):
         tools: Any = None,
         **given: Any,
     ) -> None:
-        super().__init__(**given)
+        super().__init__(**given)  # pyright: ignore[reportUnknownMemberType]
         del tools  # the environments have their own
         if tries < 1:
             raise ValueError(f"tries is at least 1, not {tries}")
         self._tries = tries
         self._response_length = int(self.rollout_config.response_length)
         self._prompt_length = int(self.rollout_config.prompt_length)
-        self._settings = (server, token, renderer, dict(limits or {}), dict(concurrency or {}))
+        servers = server if server is None or isinstance(server, str) else tuple(server)
+        self._settings = (servers, token, renderer, dict(limits or {}), dict(concurrency or {}))
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
         """Plays what a row of the dataset asks for.

@@ -38,11 +38,18 @@ def use_vllm_on_cpu() -> bool:
         return False
     generation: Any = importlib.import_module("trl.generation.vllm_generation")
     if not isinstance(generation.LLM, functools.partial):
-        generation.LLM = functools.partial(generation.LLM, enforce_eager=True, dtype="float32")
+        generation.LLM = functools.partial(_start, generation.LLM)
         generation.VLLMGeneration.sync_weights = _reloading(generation.VLLMGeneration.sync_weights)
         generation.VLLMClient.init_communicator = _connect
         generation.VLLMClient.update_named_params = _update
     return True
+
+
+def _start(engine: Callable[..., Any], **settings: Any) -> Any:
+    """In place of `vllm.LLM`."""
+    if settings.get("enable_sleep_mode"):
+        raise ValueError("vLLM can't sleep on a CPU: leave vllm_enable_sleep_mode out of the GRPOConfig")
+    return engine(enforce_eager=True, dtype="float32", **settings)
 
 
 def _reloading(sync_weights: Callable[[Any], None]) -> Callable[[Any], None]:

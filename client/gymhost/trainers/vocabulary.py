@@ -53,7 +53,7 @@ def sampling_of(parameters: Mapping[str, Any], *, max_tokens: int) -> Sampling:
         if parameters.get(name) not in (None, value):
             raise ValueError(f"rollouts know no {name}: leave it at {value}")
     if parameters.get("stop"):
-        raise ValueError("rollouts end a turn at the model's own end of it: leave `stop` out")
+        raise ValueError("rollouts know no stop: a turn ends where the model ends it")
     return Sampling(
         temperature=float(parameters.get("temperature", 1.0)),
         top_p=float(parameters.get("top_p", 1.0)),

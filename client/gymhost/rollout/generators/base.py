@@ -45,6 +45,9 @@ class Sampling:
             the result.
         seed: Seeds the sampling of one generation where the generator can. The engine makes of it one for each turn of
             each rollout, so that those of a group differ, and come out the same another time.
+
+    Raises:
+        ValueError: A setting makes no sense.
     """
 
     temperature: float = 1.0
@@ -54,6 +57,19 @@ class Sampling:
     max_tokens: int = 512
     stop_token_ids: tuple[int, ...] = ()
     seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not (
+            self.temperature >= 0
+            and 0 < self.top_p <= 1
+            and self.top_k >= 0
+            and 0 <= self.min_p <= 1
+            and self.max_tokens >= 1
+        ):
+            raise ValueError(
+                "temperature and top_k must be 0 or more, top_p above 0 and at most 1, min_p between 0 and 1, and"
+                f" max_tokens 1 or more: {self}"
+            )
 
 
 @dataclass(slots=True)

@@ -300,10 +300,10 @@ class GeneratorPool(Updates):
         return home
 
     async def _await_member(self, rollout: str) -> Seat:
-        """Waits for a member that can be used, if one may come back."""
+        """Waits for a member that can be used: one may come back, or be added."""
         try:
             async with asyncio.timeout(self._patience):
-                while not self._closed and any(not seat.draining for seat in self._seats.values()):
+                while not self._closed:
                     if (seat := self._choose(rollout)) is not None:
                         return seat
                     await self._news.wait()

@@ -51,7 +51,7 @@ class TransformersGenerator(Updates):
         model: The model, on whatever device.
         max_batch: How many requests a batch has at most.
         policy_version: The version of its weights; set it when somebody else has changed them.
-        seed: Seeds the sampling.
+        seed: Seeds the sampling; without one it is another each time.
         name: What tells it from others.
     """
 
@@ -71,9 +71,12 @@ class TransformersGenerator(Updates):
         self._max_batch = max_batch
         self.policy_version = policy_version
         self._random = self._torch.Generator(device=model.device)
-        if seed is not None:
+        if seed is None:
+            self._random.seed()  # without it they would all be the same
+        else:
             self._random.manual_seed(seed)
         self._longest: int | None = getattr(model.config, "max_position_embeddings", None)
+        self._vocabulary: int = model.get_input_embeddings().num_embeddings
         self._waiting: deque[_Pending] = deque()
         self._awake = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -85,6 +88,13 @@ class TransformersGenerator(Updates):
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str) -> Generation:
         """Samples one completion; a request that is cancelled leaves its batch at the next token."""
+        # The others of its batch must not suffer from what the model can't take.
+        if not prompt_ids or min(prompt_ids) < 0 or max(prompt_ids) >= self._vocabulary:
+            raise GeneratorError(
+                f"a prompt must have ids from 0 to {self._vocabulary - 1}: is the tokenizer that of the model?"
+                if prompt_ids
+                else "a prompt must have an id"
+            )
         if self._longest is not None and len(prompt_ids) >= self._longest:
             raise PromptTooLong(f"{len(prompt_ids)} prompt tokens fill a model of {self._longest} positions")
         async with self._gate:

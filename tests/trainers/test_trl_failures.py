@@ -1,0 +1,239 @@
+"""What goes wrong in the middle of a training, on real servers: it goes on, the log says so, and no zero is learned."""
+
+import asyncio
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gymhost.client import connect
+from gymhost.rollout import Limits, Trajectory
+from gymhost.rollout.generators import ScriptedGenerator
+from gymhost.trainers.servers import Servers
+from gymhost.trainers.trl import Environments
+from gymhost.wire import errors
+from support.server import ServerProcess, until_sessions
+from support.tokenizers import call, decode, encode
+from support.trl_trainers import RENDERER, grpo_trainer
+
+# What TRL and torch warn of is not ours to mend.
+pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings("ignore")]
+
+SHOP = "test/Shop-v0"
+BUY_AND_LEAVE = (
+    encode(call("buy", '{"items": [{"name": "tea"}, {"name": "milk"}]}')),
+    encode(call("leave", "{}")),
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> None:
+    """Several wait for one another more than they compute, in models as small as these."""
+    torch.set_num_threads(1)
+
+
+def server_process(**settings: Any) -> ServerProcess:
+    return ServerProcess(modules=["support.factory_environments"], workers=1, **settings)
+
+
+@pytest.fixture
+def servers() -> Iterator[list[ServerProcess]]:
+    with server_process() as one, server_process() as other:
+        yield [one, other]
+
+
+def shopper(on_generate: Any = None) -> ScriptedGenerator:
+    """The model that buys two things and leaves.
+
+    Args:
+        on_generate: Called before each turn with how many there were.
+    """
+    turns = 0
+
+    async def script(prompt_ids: Any, _request_id: str) -> list[int]:
+        nonlocal turns
+        turns += 1
+        if on_generate is not None:
+            await asyncio.to_thread(on_generate, turns)
+        return BUY_AND_LEAVE["You have" in decode(list(prompt_ids))]
+
+    return ScriptedGenerator(script)
+
+
+def shop(server: Any, **settings: Any) -> tuple[Environments, list[list[Trajectory]]]:
+    batches: list[list[Trajectory]] = []
+    settings = {"renderer": RENDERER, "generator": shopper(), "num_tasks": 64} | settings
+    return Environments(SHOP, server=server, on_rollouts=batches.append, **settings), batches
+
+
+def train(environments: Environments, folder: Path, steps: int, **settings: Any) -> Any:
+    settings = {"max_completion_length": 256, "shuffle_dataset": False} | settings
+    trainer = grpo_trainer(environments, folder, max_steps=steps, **settings)
+    trainer.train()
+    return trainer
+
+
+def logged(trainer: Any, step: int) -> dict[str, float]:
+    return next(entry for entry in trainer.state.log_history if entry["step"] == step and "reward" in entry)
+
+
+class TestServer:
+    def test_that_is_killed_and_comes_back_costs_no_rollout(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with server_process() as server:
+
+            def die(turn: int) -> None:
+                if turn == 20:  # of 16 a batch
+                    server.signal(signal.SIGKILL)
+                    server.wait()
+                    server.stop()
+                    server.start()
+
+            environments, batches = shop(server.address, generator=shopper(die))
+            trainer = train(environments, tmp_path, 3)
+        assert [[t.reward for t in batch] for batch in batches] == [[2.0] * 8] * 3
+        assert logged(trainer, 2)["rollouts/begun_again"] > 0
+        assert logged(trainer, 3)["rollouts/begun_again"] == 0
+        assert re.search(r"\d of 8 rollouts were begun again after a fault", caplog.text)
+
+    def test_of_several_that_is_killed_is_left_to_the_others(
+        self, tmp_path: Path, servers: list[ServerProcess], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        one, other = servers
+
+        def die(turn: int) -> None:
+            if turn == 20:
+                one.signal(signal.SIGKILL)
+                one.wait()
+
+        source = _Counted([one.address, other.address])
+        environments, batches = shop(source, generator=shopper(die))
+        try:
+            train(environments, tmp_path, 3)
+        finally:
+            source.close()
+        assert [[t.reward for t in batch] for batch in batches] == [[2.0] * 8] * 3
+        assert f"{one.address} is left for 30 s at least" in caplog.text
+        assert source.begun[0] == {one.address: 4, other.address: 4}
+        assert source.begun[-1][one.address] == 0
+        assert source.sessions == {one.address: 0, other.address: 0}
+
+    def test_leaves_no_session_behind_when_the_training_breaks_off(
+        self, tmp_path: Path, servers: list[ServerProcess]
+    ) -> None:
+        """S11."""
+
+        def break_off(turn: int) -> None:
+            if turn == 20:
+                raise KeyboardInterrupt
+
+        async def left(address: str) -> None:
+            async with connect(address) as remote:
+                await until_sessions(remote, 0)
+
+        environments, batches = shop([server.address for server in servers], generator=shopper(break_off))
+        with pytest.raises(KeyboardInterrupt):
+            train(environments, tmp_path, 3)
+        assert len(batches) == 1
+        for server in servers:
+            asyncio.run(left(server.address))
+
+
+class TestEnvironment:
+    """Task 1 is the one in trouble, task 0 goes well: in each batch four rollouts of both."""
+
+    @pytest.mark.parametrize(
+        ("trouble", "fault", "log"),
+        [
+            (
+                {"hang": "reset"},
+                "infrastructure",
+                r"4 of 8 .*StageTimeout: not done after 1 s: see Limits\.init_seconds",
+            ),
+            ({"hang": "tool"}, "environment", r"4 of 8 .*CommandTimeout: .*\(the caller's timeout\)"),
+            ({"fail": "reset"}, "environment", r"4 of 8 .*EnvironmentFault: .*this was to be"),
+        ],
+    )
+    def test_that_hangs_or_raises_is_not_learned_from(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, trouble: dict[str, str], fault: str, log: str
+    ) -> None:
+        limits = Limits(init_seconds=1.0, step_seconds=1.0, retries=0)
+        with server_process() as server:
+            environments, batches = shop(server.address, limits=limits, num_tasks=2, **trouble)
+            trainer = train(environments, tmp_path, 2)
+        for batch in batches:
+            assert [(t.task, t.reward) for t in batch] == [(0, 2.0)] * 4 + [(1, None)] * 4
+        for step in (1, 2):
+            entry = logged(trainer, step)
+            assert (entry["reward"], entry["rollouts/failed"], entry[f"rollouts/failed/{fault}"]) == (2.0, 0.5, 0.5)
+        assert re.search(log, caplog.text)
+
+    def test_whose_scorer_raises_is_not_learned_from(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        with server_process() as server:
+            environments, batches = shop(server.address, num_tasks=2, fail="score")
+            trainer = train(environments, tmp_path, 1)
+        assert [t.reward for t in batches[0]] == [2.0] * 4 + [None] * 4
+        assert list(trainer._logs["advantages"]) == [0.0] * 8
+        assert logged(trainer, 1)["reward"] == 2.0
+        assert "4 of 8 rollouts were played and have no reward" in caplog.text
+
+
+class TestServers:
+    async def test_share_sessions_and_leave_the_one_that_is_gone_for_a_while(
+        self, servers: list[ServerProcess], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        one, other = servers
+        source = Servers([one.address, other.address], pause=0.5)
+        async with asyncio.timeout(50):
+            all_open = asyncio.Barrier(6)
+            await asyncio.gather(*(_play(source, all_open) for _ in range(6)))
+            one.signal(signal.SIGKILL)
+            one.wait()
+            await asyncio.gather(*(_play(source) for _ in range(4)))
+            assert "is left for 0.5 s" in caplog.text
+            one.stop()
+            one.start()
+            while "is used again" not in caplog.text:
+                await _play(source)
+        assert source.sessions == {one.address: 0, other.address: 0}
+        await asyncio.to_thread(source.close)
+
+    async def test_that_are_all_gone_say_so(self) -> None:
+        with server_process() as server:
+            address = server.address
+        source = Servers([address, address.replace("127.0.0.1", "localhost")])
+        with pytest.raises(errors.ServerUnavailable, match=rf"no server can be reached: .*{address}"):
+            await _play(source)
+
+    def test_are_each_another_one(self) -> None:
+        with pytest.raises(ValueError, match="each another one"):
+            Servers(["a:1", "a:1"])
+        with pytest.raises(ValueError, match="at least one"):
+            Servers([])
+
+
+class _Counted(Servers):
+    """Servers that remember how many sessions were open on each whenever 8 were."""
+
+    def __init__(self, addresses: list[str]) -> None:
+        super().__init__(addresses)
+        self.begun: list[dict[str, int]] = []
+
+    def session(self, env_id: str, /, **how: Any) -> Any:
+        if sum(self.sessions.values()) == 8:
+            self.begun.append(self.sessions)
+        return super().session(env_id, **how)
+
+
+async def _play(source: Servers, barrier: asyncio.Barrier | None = None) -> None:
+    async with source.session(SHOP) as session:
+        if barrier is not None:
+            await barrier.wait()
+            assert set(source.sessions.values()) == {3}
+            await barrier.wait()
+        await session.reset(seed=0)
