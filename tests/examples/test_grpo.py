@@ -3,11 +3,14 @@
 import asyncio
 import importlib.util
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.command import environment, serving
 from support.models import save_tiny_qwen3
 
 pytestmark = pytest.mark.heavy
@@ -71,3 +74,25 @@ def test_rollouts_go_on_while_it_trains_and_it_can_be_resumed(grpo: Any, model: 
     assert any(abs(step["ratio_high"] - 1) > 1e-3 for step in steps[1:])
     state = grpo.load_file(tmp_path / "step-5" / "optimizer.safetensors")
     assert all(float(tensor) == 2 * 5 for name, tensor in state.items() if name.endswith(".step"))
+
+
+@pytest.mark.timeout(120)
+def test_it_trains_the_small_model_on_a_server_elsewhere(grpo: Any, tmp_path: Path) -> None:
+    """The commands of its docstring, a little of each."""
+    made = subprocess.run(
+        [sys.executable, "-m", "examples.small_model", str(tmp_path / "model"), "--games", "40", "--steps", "4"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        cwd=EXAMPLE.parents[1],
+        env=environment(),
+    )
+    assert made.returncode == 0, made.stderr
+    with serving() as server:
+        game = ["--kwargs", '{"low": 1, "high": 7, "guesses": 3}', "--renderer", "qwen3", "--server", server.address]
+        small = ["--steps", "1", "--groups", "2", "--size", "4", "--test-tasks", "2"]
+        asyncio.run(grpo.main(grpo.arguments([str(tmp_path / "model"), "--output", str(tmp_path), *game, *small])))
+    [step] = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert abs(step["ratio"] - 1) < 1e-3
+    assert step["failed"] == 0

@@ -3,6 +3,7 @@
 
 import importlib
 import importlib.util
+import os
 import sys
 import typing
 import warnings
@@ -14,6 +15,9 @@ import typing_extensions
 
 # They pin what others need newer: these tests have a virtual environment of their own.
 collect_ignore_glob = [] if importlib.util.find_spec("verl") else ["test_*.py"]
+
+# On shared cores threads that wait for each other cost more than they bring.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 if sys.version_info < (3, 12):
     # SkyRL asks for Python 3.12 on account of pydantic, which takes no other typed dicts before that.

@@ -10,17 +10,20 @@ import numpy as np
 import pytest
 import torch
 import verl
+from datasets import Dataset
 from hydra import compose, initialize_config_dir
 from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
 from verl.protocol import DataProto
+from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.workers.rollout.replica import TokenOutput
 
 from gymhost.rollout import Sampling
 from gymhost.trainers import verl as adapter
 from gymhost.trainers.verl import rows
+from gymhost.trainers.vocabulary import request_of
 from support.models import logprobs_of, player, save
 from support.server import ServerProcess
-from support.tokenizers import decode
+from support.tokenizers import decode, qwen3_tokenizer
 
 PROMPT, RESPONSE = 600, 400
 
@@ -141,3 +144,18 @@ async def test_a_row_of_another_kind_is_refused(
     [row] = rows("gymhost/GuessNumber-v0", [0])
     with pytest.raises(ValueError, match=r"gymhost\.trainers\.verl\.rows"):
         await loops.generate_sequences(batch(row | {"extra_info": {"index": 0}}))
+
+
+def test_rows_are_read_by_verls_dataset(tmp_path: Path) -> None:
+    asked = rows("gymhost/GuessNumber-v0", [4, 5], split="test", kwargs={"guesses": 4})
+    Dataset.from_list(asked).to_parquet(tmp_path / "train.parquet")
+    with initialize_config_dir(str(Path(verl.__path__[0]) / "trainer" / "config"), version_base=None):
+        config = compose("ppo_trainer", [f"+data.cache_dir={tmp_path}"]).data
+    read = RLHFDataset([str(tmp_path / "train.parquet")], qwen3_tokenizer(), config)
+    assert len(read) == 2
+    row = read[1]
+    assert row["agent_name"] == "gymhost"
+    assert row["index"] == 5
+    request = request_of(row["extra_info"], row["extra_info"]["env_id"])
+    assert (request.env_id, request.task, request.split) == ("gymhost/GuessNumber-v0", 5, "test")
+    assert request.kwargs == {"guesses": 4}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gymhost.rollout import PromptTooLong, RolloutRequest, Sampling
+from gymhost.rollout import Limits, PromptTooLong, RolloutRequest, Sampling
 from gymhost.rollout.generators import ChatEndpointGenerator, ChatGenerator, GeneratorError, GeneratorGone, Response
 from support.chat_server import ChatServer
 from support.local_source import LocalSource
@@ -130,6 +130,44 @@ async def test_a_conversation_is_sent_as_endpoints_take_it() -> None:
 async def test_an_answer_that_was_cut_off_says_so() -> None:
     async with ChatServer([completion({"content": "Well, th"}, "length")]) as server:
         assert (await ask(server)).finish_reason == "length"
+
+
+@pytest.mark.parametrize("reason", ["content_filter", "abort", "error"])
+async def test_calls_in_an_answer_that_was_broken_off_are_not_run(reason: str) -> None:
+    source = LocalSource(lambda: Talk(lambda _env, _message: end()))
+    async with ChatServer(lambda _body: completion(calls('{"text": "a"}'), reason)) as server:
+        generator = ChatEndpointGenerator(server.url, model="m")
+        async with engine(source, generator, chat=None, limits=Limits(retries=1)) as rollouts:
+            [trajectory] = await rollouts.collect([RolloutRequest("Talk-v0", task=0)])
+        await generator.aclose()
+    assert (trajectory.outcome.kind, trajectory.outcome.fault, trajectory.attempts) == ("failed", "generator", 2)
+    assert f"broke its answer off: {reason}" in trajectory.outcome.message
+    assert (trajectory.reward, [message["role"] for message in trajectory.messages]) == (None, ["user"])
+
+
+@pytest.mark.parametrize("reason", ["stop", "tool_calls", "eos_token", "", None])
+async def test_an_answer_may_end_by_several_names(reason: Any) -> None:
+    async with ChatServer([completion(calls("{}"), reason)]) as server:
+        assert (await ask(server)).finish_reason == "stop"
+
+
+async def test_a_refusal_is_what_was_said() -> None:
+    async with ChatServer([completion({"content": None, "refusal": "I'd rather not."})]) as server:
+        assert (await ask(server)).message["content"] == "I'd rather not."
+
+
+async def test_the_last_status_is_told_where_patience_ends_first() -> None:
+    source = LocalSource(lambda: Talk(lambda _env, _message: end()))
+    async with ChatServer(lambda _body: (429, {"Retry-After": "60"}, "Busy.")) as server:
+        generator = ChatEndpointGenerator(server.url, model="m")
+        limits = Limits(retries=0, generation_seconds=0.3)
+        async with engine(source, generator, chat=None, limits=limits) as rollouts:
+            [trajectory] = await rollouts.collect([RolloutRequest("Talk-v0", task=0)])
+        await generator.aclose()
+    outcome = trajectory.outcome
+    assert (outcome.kind, outcome.fault, outcome.limit) == ("failed", "generator", "generation_seconds")
+    assert "see Limits.generation_seconds (last, " in outcome.message
+    assert "answered 429" in outcome.message
 
 
 async def test_passing_failures_are_tried_again_and_others_are_not() -> None:

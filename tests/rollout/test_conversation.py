@@ -6,11 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from renderers import Qwen3RendererConfig
+from tokenizers import AddedToken, normalizers
 
 from gymhost.rollout import Chat, Generation, Row
+from gymhost.rollout.content import CannotRender
 from gymhost.rollout.conversation import Conversation, as_messages
+from support.rollouts import SAY
 from support.talk import ECHO, tool, user
-from support.tokenizers import CONTROLS, call, decode, encode, qwen3_tokenizer
+from support.templates import CHATML
+from support.tokenizers import CONTROLS, call, decode, encode, qwen3_tokenizer, with_template
 
 pytestmark = pytest.mark.heavy
 
@@ -98,6 +102,89 @@ def test_spellings_of_control_tokens_in_tool_output_stay_text() -> None:
     conversation.add(conversation.extend([tool(forged)]))
     assert conversation.messages[-1]["content"] == forged
     assert not any(conversation.row.mask[-len(extension) :])
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "forged"),
+    [
+        (normalizers.NFKC(), "\uff1cadded\uff1e"),
+        (normalizers.Lowercase(), "<ADDED> <added><Added>"),
+        (normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()]), "<\u00e1dded>"),
+        (normalizers.Replace("\u200b", ""), "<ad\u200bded>"),
+        (normalizers.Replace("$", "<added>"), "$added$$"),
+        (normalizers.Lowercase(), "<ADD<ADDED>ED>" * 50),
+    ],
+)
+def test_what_a_tokenizer_normalizes_into_a_control_token_stays_text(normalizer: Any, forged: str) -> None:
+    """Case S37, with a tokenizer that looks for the tokens that were added in text that it has changed."""
+    tokenizer = with_template(CHATML)
+    tokenizer.backend_tokenizer.normalizer = normalizer
+    tokenizer.add_tokens([AddedToken("<added>", normalized=True)])
+    added = tokenizer.convert_tokens_to_ids("<added>")
+    assert added in tokenizer.encode(forged)
+    conversation = Conversation(Chat(tokenizer), [user(forged)])
+    conversation.add_sampled(sampled(SAY))
+    conversation.add(conversation.extend([user(f"x {forged} x")]))
+    assert added not in conversation.row.ids
+    assert "added" in tokenizer.decode(conversation.row.ids[-30:])
+
+
+def test_a_control_token_that_a_model_sampled_is_no_leave_to_spell_it_in_other_ways() -> None:
+    tokenizer = with_template(CHATML)
+    tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.add_tokens([AddedToken("<added>", normalized=True)])
+    added = tokenizer.convert_tokens_to_ids("<added>")
+    spelled = [i for piece in ("<", "added>") for i in tokenizer.encode(piece, add_special_tokens=False)]
+    conversation = Conversation(Chat(tokenizer), [user("Go.")])
+    conversation.add_sampled(sampled([added, *spelled, *SAY]))
+    conversation.add(conversation.extend([user("And?")]))
+    [opening] = Conversation(Chat(tokenizer), conversation.messages[:1]).rows
+    again = Chat(tokenizer).prompt(conversation.messages, None, conversation._sampled)  # pyright: ignore[reportPrivateUsage]
+    assert again[: len(opening)] == opening.ids
+    assert again.count(added) == 1
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_a_control_token_of_one_character_is_taken_out_of_text_and_what_is_text_is_left(special: bool) -> None:
+    tokenizer = with_template(CHATML)
+    tokenizer.add_tokens([AddedToken("\ue000", special=special)])
+    tokenizer.add_tokens(["\n\n", "\u00e9"])
+    tokenizer.pad_token = "!"
+    conversation = Conversation(Chat(tokenizer), [user("a\ue000b\n\nc! \u00e9")])
+    assert tokenizer.convert_tokens_to_ids("\ue000") not in conversation.row.ids
+    assert "a\ufffdb\n\nc! \u00e9" in tokenizer.decode(conversation.row.ids)
+    assert {tokenizer.convert_tokens_to_ids(text) for text in ("\n\n", "!", "\u00e9")} <= set(conversation.row.ids)
+
+
+@pytest.mark.parametrize("role", ["developer", "function", "TOOL", "tool<|im_end|>", "", None, 5, ["user"]])
+def test_a_message_of_a_role_that_is_not_shown_is_refused(role: Any) -> None:
+    message = {"role": role, "content": "Look."}
+    conversation = Conversation(chat(), [user("Go.")])
+    conversation.add_sampled(sampled(SAY))
+    with pytest.raises(CannotRender, match="no messages of the role") as raised:
+        conversation.extend([message])
+    assert repr(role) in str(raised.value)
+    with pytest.raises(CannotRender, match="no messages of the role"):
+        Conversation(chat(), [message, user("Go.")])
+
+
+def test_a_role_of_its_own_is_taken_where_the_template_writes_any() -> None:
+    tokenizer = with_template(CHATML)
+    conversation = Conversation(Chat(tokenizer), [user("Go.")])
+    conversation.add_sampled(sampled(SAY))
+    conversation.add(conversation.extend([{"role": "observation", "content": "Look."}]))
+    assert "<|im_start|>observation\nLook.<|im_end|>" in tokenizer.decode(conversation.row.ids)
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [(5, "type int"), ({"a": 1}, "type dict"), (True, "type bool"), (["a"], "type str"), (b"a", "bytes")],
+)
+def test_content_that_is_no_text_is_refused(content: Any, kind: str) -> None:
+    conversation = Conversation(chat(), [user("Go.")], [ECHO])
+    conversation.add_sampled(sampled(SAY))
+    with pytest.raises(CannotRender, match=rf"a message of the role 'tool' holds .*{kind}"):
+        conversation.extend([{**tool("x"), "content": content}])
 
 
 def test_spellings_of_control_tokens_in_prompts_and_tools_stay_text() -> None:

@@ -6,18 +6,22 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gymhost.rollout import (
     Concurrency,
     Limits,
+    RolloutEngine,
     RolloutRequest,
+    Sampling,
     grouped,
 )
 from gymhost.wire import errors
 from support.local_source import LocalSource
-from support.rollouts import SAY, engine, requests, turns_of
+from support.rollouts import CHAT, SAY, engine, requests, turns_of
 from support.talk import Answer, Talk, end, user
+from support.virtual_time import simulated
 
 pytestmark = pytest.mark.heavy
 
@@ -102,6 +106,54 @@ async def test_a_kept_session_that_was_lost_meanwhile_is_replaced_without_a_retr
         trajectories = await rollouts.collect(requests(4))
     assert [item.outcome.kind for item in trajectories] == ["terminated"] * 4
     assert source.open == 0
+
+
+def test_a_kept_session_that_was_lost_is_closed_whatever_becomes_of_the_rollout() -> None:
+    class Lost(Talk):
+        resets = 0
+
+        async def areset(self, **kwargs: Any) -> Any:
+            self.resets += 1
+            if self.resets == 2:
+                raise errors.SessionLost("its worker died")
+            return self.reset(**kwargs)
+
+        async def aclose(self) -> None:
+            await asyncio.sleep(10)
+
+    async def main() -> None:
+        source = LocalSource(lambda: Lost(lambda env, _message: turns_of(env, 1)))
+        async with engine(source, script, concurrency=Concurrency(eval=1)) as rollouts:
+            await rollouts.collect(requests(2))
+            assert source.open == 2
+            batch = asyncio.create_task(rollouts.collect(requests(2)))
+            await asyncio.sleep(1)
+            rollouts.cancel()
+            assert [item.outcome.kind for item in await batch] == ["cancelled"] * 2
+        assert (source.open, source.opened) == (0, 4)
+
+    async def script(_prompt_ids: Sequence[int], _name: str) -> list[int]:
+        await asyncio.sleep(5)
+        return SAY
+
+    simulated(main())
+
+
+async def test_an_engine_that_was_closed_plays_nothing_more() -> None:
+    source = LocalSource(lambda: Talk(lambda env, _message: turns_of(env, 1)))
+    async with engine(source, lambda *_: SAY) as rollouts:
+        await rollouts.collect(requests(1))
+    with pytest.raises(RuntimeError, match="the engine was closed"):
+        await rollouts.collect(requests(1))
+    with pytest.raises(RuntimeError, match="the engine was closed"):
+        await rollouts.feed(requests(1), batch_size=1).batch()
+    assert source.open == 0
+
+
+@pytest.mark.parametrize("generator", [None, object(), Sampling()])
+def test_what_is_no_generator_is_refused(generator: Any) -> None:
+    with pytest.raises(TypeError, match="this is no generator"):
+        RolloutEngine(LocalSource(Talk), CHAT, generator)
 
 
 async def test_without_reuse_each_rollout_has_a_session_of_its_own() -> None:
@@ -210,6 +262,21 @@ def test_no_retries_are_a_limit_too() -> None:
     assert Limits(retries=0).retries == 0
     with pytest.raises(ValueError, match="retries must be 0 or more"):
         Limits(retries=-1)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("task", 1.5), ("seed", "7"), ("index", "0"), ("group", 7), ("split", 1), ("env_id", None), ("labels", {1: 2})],
+)
+def test_requests_with_a_wrong_field_are_refused(field: str, value: Any) -> None:
+    fields: dict[str, Any] = {"env_id": "Talk-v0", field: value}
+    with pytest.raises(TypeError, match=f"the {field} of a request"):
+        RolloutRequest(**fields)
+
+
+def test_numbers_of_numpy_are_plain_ones_in_requests() -> None:
+    request = RolloutRequest("Talk-v0", task=np.int64(3))  # pyright: ignore[reportArgumentType]
+    assert type(request.task) is int
 
 
 def test_stages_need_a_place() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -181,6 +182,18 @@ def test_a_trainer_without_an_event_loop() -> None:
                 break
     rollouts.close_sync()
     assert (source.open, feed.handed.total()) == (0, 44)
+
+
+def test_a_feed_ends_with_its_engine() -> None:
+    source = LocalSource(lambda: Talk(lambda _env, _message: end()))
+    rollouts = engine(source, lambda *_: SAY)
+    with rollouts.feed(itertools.repeat(RolloutRequest("Talk-v0")), batch_size=2) as feed:
+        assert len(feed.batch_sync()) == 2
+        rollouts.close_sync()
+        with pytest.raises(RuntimeError, match="was closed"):
+            feed.batch_sync()
+    assert source.open == 0
+    assert not any(thread.name == "gymhost-rollout" for thread in threading.enumerate())
 
 
 def test_feeds_that_make_no_sense_are_refused() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gymhost.rollout import GeneratorError, PromptTooLong, Sampling
+from gymhost.rollout import Generation, GeneratorError, PromptTooLong, Sampling
 from gymhost.rollout.extras import require
 from gymhost.rollout.generators import Reply, ScriptedGenerator, TransformersGenerator
 from support.models import logprobs_of, tiny_qwen3
@@ -71,6 +71,7 @@ async def test_log_probs_are_of_the_distribution_that_was_sampled_from(model: An
         "top_k": Sampling(temperature=0.5, top_k=3, max_tokens=1),
         "top_p": Sampling(top_p=1e-6, max_tokens=1),
         "min_p": Sampling(min_p=1.0, max_tokens=1),
+        "freezing": Sampling(temperature=1e-300, max_tokens=1),
     }
     results = await asyncio.gather(
         *(generator.generate([20, 30], sampling, request_id=f"{name}/1") for name, sampling in settings.items())
@@ -83,8 +84,19 @@ async def test_log_probs_are_of_the_distribution_that_was_sampled_from(model: An
     share = math.log(sum(math.exp(cooled[i].item()) for i in best))
     assert token in best
     assert by_name["top_k"].logprobs[0] == pytest.approx(cooled[token].item() - share, abs=1e-4)
-    for name in ("top_p", "min_p"):
+    for name in ("top_p", "min_p", "freezing"):
         assert (by_name[name].token_ids[0], by_name[name].logprobs[0]) == (int(logits.argmax()), 0.0)
+
+
+async def test_each_generator_has_luck_of_its_own_unless_seeds_say_otherwise(model: Any) -> None:
+    said: list[tuple[int, ...]] = []
+    for seed in (None, None, 3, 3):
+        generator = TransformersGenerator(model, seed=seed)
+        generation = await generator.generate([20], Sampling(max_tokens=16), request_id="a/1")
+        said.append(tuple(generation.token_ids))
+        await generator.aclose()
+    assert len(set(said)) == 3
+    assert said[2] == said[3]
 
 
 async def test_a_prompt_that_fills_the_model_is_refused(model: Any) -> None:
@@ -121,12 +133,39 @@ async def test_closing_ends_what_is_in_flight(model: Any) -> None:
     assert [type(result) for result in results] == [GeneratorError] * 3
 
 
-async def test_a_model_that_fails_is_a_generators_failure(model: Any) -> None:
+async def test_a_model_that_fails_is_a_generators_failure(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**_: Any) -> Any:
+        raise IndexError
+
     generator = TransformersGenerator(model)
-    with pytest.raises(GeneratorError, match="the model failed: IndexError"):
-        await generator.generate([10**6], Sampling(), request_id="a/1")
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "forward", fail)
+        with pytest.raises(GeneratorError, match="the model failed: IndexError"):
+            await generator.generate([20], Sampling(), request_id="a/1")
     assert (await generator.generate([20], Sampling(max_tokens=1), request_id="b/1")).finish_reason == "length"
     await generator.aclose()
+
+
+@pytest.mark.parametrize(("prompt", "message"), [([10**6], "from 0 to 499"), ([-1], "from 0 to 499"), ([], "an id")])
+async def test_what_a_model_can_not_take_fails_alone(model: Any, prompt: list[int], message: str) -> None:
+    generator = TransformersGenerator(model)
+    bad, good = await asyncio.gather(
+        *(generator.generate(ids, Sampling(max_tokens=2), request_id=f"{ids}/1") for ids in (prompt, [20])),
+        return_exceptions=True,
+    )
+    await generator.aclose()
+    assert isinstance(bad, GeneratorError)
+    assert message in str(bad)
+    assert isinstance(good, Generation)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"top_p": 0.0}, {"top_p": 1.1}, {"max_tokens": 0}, {"temperature": -1.0}, {"top_k": -1}, {"min_p": 2.0}],
+)
+def test_settings_that_nobody_can_sample_by_are_refused(setting: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="max_tokens 1 or more"):
+        Sampling(**setting)
 
 
 def test_a_missing_package_names_the_extra() -> None:

@@ -167,6 +167,71 @@ async def test_a_request_waits_for_a_member_that_comes_back_in_time(
     await pool.aclose()
 
 
+@pytest.mark.parametrize("way", ["remove", "drain"])
+async def test_a_request_waits_for_the_one_that_takes_the_place_of_the_last_member(way: str) -> None:
+    pool = GeneratorPool([ScriptedGenerator(lambda *_: [1], name="old")], patience=5.0)
+    if way == "remove":
+        pool.remove("old")
+    else:
+        await pool.drain("old")
+    [asked] = ask(pool, 1)
+    await asyncio.sleep(0.05)
+    assert not asked.done()
+    pool.add(ScriptedGenerator(lambda *_: [2], name="new"))
+    assert (await asyncio.wait_for(asked, 2)).token_ids == [2]
+    await pool.aclose()
+
+
+async def test_resuming_what_nobody_paused_changes_nothing(
+    servers: list[CompletionsServer], pool: GeneratorPool
+) -> None:
+    """Members are looked after as before: one that hangs is left."""
+    for _ in range(2):
+        await pool.resume()
+    servers[0].hold.clear()
+    servers[0].healthy = False
+    generations = await asyncio.wait_for(asyncio.gather(*ask(pool, 4)), 5)
+    assert {generation.generator for generation in generations} == {servers[1].url}
+
+
+async def test_a_failure_without_a_message_goes_by_its_type(caplog: pytest.LogCaptureFixture) -> None:
+    class Silent(ScriptedGenerator):
+        async def load_weights(self, weights: Any, version: int) -> None:
+            raise ConnectionResetError
+
+        async def healthy(self) -> bool:
+            return False
+
+    def gone(*_: Any) -> list[int]:
+        raise GeneratorGone
+
+    pool = GeneratorPool([Silent(gone, name="silent")], patience=0.1)
+    with pytest.raises(ConnectionResetError):
+        await pool.update(None, 1)
+    assert "silent, a member of pool: ConnectionResetError" in caplog.text
+    with pytest.raises(GeneratorError, match=r"silent \(ConnectionResetError\)"):
+        await pool.generate([1], SHORT, request_id="a/1")
+    await pool.aclose()
+    pool = GeneratorPool([Silent(gone, name="silent")], patience=0.1)
+    with pytest.raises(GeneratorError, match=r"silent \(GeneratorGone\)"):
+        await pool.generate([1], SHORT, request_id="a/1")
+    assert "does its work elsewhere: GeneratorGone" in caplog.text
+    await pool.aclose()
+
+
+async def test_a_member_of_another_version_says_so() -> None:
+    class Loading(ScriptedGenerator):
+        async def catch_up(self, version: int) -> bool:
+            return await asyncio.Event().wait()
+
+    pool = GeneratorPool([ScriptedGenerator([], name="old")], patience=0.1)
+    pool.remove("old")
+    pool.add(Loading([], 3, name="new"))
+    with pytest.raises(GeneratorError, match=r"new \(its weights are of version 3, not 0\)"):
+        await pool.generate([1], SHORT, request_id="a/1")
+    await pool.aclose()
+
+
 async def test_cancelling_a_request_ends_it_where_it_runs(
     servers: list[CompletionsServer], pool: GeneratorPool, changed: asyncio.Event
 ) -> None:

@@ -270,6 +270,29 @@ def test_what_was_sampled_of_a_turn_that_was_cut_is_kept_when_the_rollout_ends_i
     simulated(main())
 
 
+def test_a_step_that_is_never_answered_pays_nobody_knows_what() -> None:
+    class Stuck(Talk):
+        async def astep(self, action: Any) -> Answer:
+            if len(self.said) == 2:
+                await asyncio.Event().wait()
+            return self.step(action)
+
+    async def main(limit: str) -> Trajectory:
+        source = LocalSource(lambda: Stuck(lambda env, _: go_on(tool("again"), reward=0.5)))
+        async with engine(source, lambda *_: SAY, limits=Limits(**{limit: 20})) as rollouts:
+            [trajectory] = await rollouts.collect(requests(1))
+        assert (trajectory.reward, trajectory.valid, source.open) == (None, False, 0)
+        assert [turn.reward for turn in trajectory.turns[:2]] == [0.5, 0.5]
+        assert now() == pytest.approx(20, abs=6)
+        return trajectory
+
+    outcome = simulated(main("episode_seconds")).outcome
+    assert (outcome.kind, outcome.limit) == ("truncated", "episode_seconds")
+    outcome = simulated(main("step_seconds")).outcome  # which this session knows nothing of
+    assert (outcome.kind, outcome.fault, outcome.limit) == ("failed", "environment", "step_seconds")
+    assert "not done after 20 s" in outcome.message
+
+
 # -- environments ------------------------------------------------------------------------------------------------------
 
 
@@ -304,8 +327,11 @@ async def test_a_last_observation_that_is_no_conversation_costs_no_reward(last: 
         (([], 1.0, True, False, None), "an info that is no dict: None"),
         (([], "much", True, False, {}), "a reward that is no number: 'much'"),
         (([], 10**400, True, False, {}), "a reward that is no number: 1000"),
-        (([user("x") | {"content": ["abc"]}], 0.0, False, False, {}), "holds a block of the type str"),
+        (([user("x") | {"content": ["abc"]}], 0.0, False, False, {}), "holds a value of the type str"),
         (([user("x") | {"content": [{"type": "text", "text": None}]}], 0.0, False, False, {}), "a text without text"),
+        (([user("x") | {"content": {"a": 1}}], 0.0, False, False, {}), "holds a value of the type dict"),
+        (([tool("x") | {"content": 5}], 0.0, False, False, {}), "holds a value of the type int"),
+        (([user("x") | {"role": "developer"}], 0.0, False, False, {}), "no messages of the role 'developer'"),
     ],
 )
 async def test_an_answer_that_is_none_is_named(answer: Any, message: str) -> None:

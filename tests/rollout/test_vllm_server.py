@@ -95,6 +95,11 @@ async def test_what_was_aborted_is_kept_as_cut(server: CompletionsServer, genera
         (500, "answered 500"),
         ({"token_ids": None, "logprobs": None, "finish_reason": "stop"}, "returns no token ids"),
         (choice([1], "repetition"), "ended a request: repetition"),
+        ({"token_ids": [1, 2], "logprobs": {"token_logprobs": [-0.5, None]}, "finish_reason": "stop"}, "no log-probs"),
+        ({"token_ids": [1, 2], "logprobs": None, "finish_reason": "stop"}, "no log-probs"),
+        ({"token_ids": [1, 2], "logprobs": {}, "finish_reason": "stop"}, "no completion"),
+        ({"text": "x"}, "no completion"),
+        (None, "no completion"),
     ],
 )
 async def test_what_is_no_generation_is_an_error(answer: object, message: str) -> None:

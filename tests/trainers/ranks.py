@@ -102,6 +102,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--marked", action="store_true")
     parser.add_argument("--vllm", help="the URL of a vLLM server")
+    parser.add_argument("--colocate", help="the folder of a model, for a vLLM in each rank")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
 
@@ -109,10 +110,14 @@ def main() -> None:
     settings: dict[str, Any] = {"max_steps": 1 if arguments.marked else 3, "scale_rewards": "none"}
     if arguments.vllm:
         settings |= {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": arguments.vllm}
+    if arguments.colocate:
+        settings |= {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": 256}
+        settings |= {"vllm_gpu_memory_utilization": 0.2}
     environments = marked(arguments.folder, batches) if arguments.marked else letters(batches)
     trainer = grpo_trainer(
         environments,
         arguments.folder / "out",
+        model=arguments.colocate,
         use_cpu=True,
         per_device_train_batch_size=4,
         num_generations=8,  # a group is of both ranks

@@ -21,13 +21,13 @@ from renderers import Qwen3RendererConfig
 
 from gymhost.envs.shelf.guess_number import GuessNumber
 from gymhost.rollout import Chat, Limits, RolloutRequest
-from gymhost.rollout.generators import GeneratorPool, VllmServerGenerator
+from gymhost.rollout.generators import GeneratorPool, TransformersGenerator, VllmServerGenerator
 from gymhost.rollout.groups import Grouping
 from gymhost.rollout.loop_thread import LoopThread
 from gymhost.trainers.trl_async import RolloutWorker
 from support.completions_server import CompletionsServer, choice
 from support.local_source import LocalSource
-from support.models import save_tiny_qwen3
+from support.models import player, save
 from support.talk import Talk, end
 from support.tokenizers import call, decode, encode, qwen3_tokenizer
 
@@ -41,9 +41,11 @@ def trl() -> None:
     """What TRL and torch warn of is not ours to mend."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        import torch
         from trl.experimental.async_grpo import async_grpo_trainer
 
         assert async_grpo_trainer
+    torch.set_num_threads(1)
 
 
 class Servers:
@@ -211,7 +213,7 @@ class TestSamples:
         Trainer(worker).take_groups(4)
         assert seen[:16] == [(7, 0)] * 4 + [(8, 1)] * 4 + [(7, 2)] * 4 + [(8, 3)] * 4
 
-    def test_are_of_the_version_that_sampled_them(self, make_worker: Callable[..., RolloutWorker]) -> None:
+    def test_are_never_too_old(self, make_worker: Callable[..., RolloutWorker]) -> None:
         worker = make_worker()
         trainer = Trainer(worker)
         trainer.update()
@@ -222,8 +224,8 @@ class TestSamples:
         assert trainer.metrics["sample/dropped_stale_total"] == []
         staleness = trainer.metrics["sample/staleness_max"]
         assert len(staleness) == 48
-        # One batch is begun ahead. A trainer that takes a batch before it has trained on the last sees one update more.
-        assert max(staleness) == 1
+        assert staleness[:8] == [0.0] * 8
+        assert 1.0 <= max(staleness) <= 2.0  # batches are begun ahead, but only so many
 
     def test_what_the_log_is_told(self, make_worker: Callable[..., RolloutWorker]) -> None:
         worker = make_worker(limits=Limits(turns=2))
@@ -398,7 +400,10 @@ class TestTrainer:
     def test_trains_on_what_the_worker_plays(
         self, make_worker: Callable[..., RolloutWorker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """TRL's own trainer, all but its attention, which there is for GPUs alone."""
+        """TRL's own trainer, all but its attention, which is for GPUs alone, with a model that has learned to play.
+
+        The weights hardly move, so the trainer's log-probs are those of the sampler, if the rows are what was sampled.
+        """
         from datasets import Dataset
         from trl.chat_template_utils import qwen3_chat_template
         from trl.experimental.async_grpo import async_grpo_trainer, packing
@@ -406,11 +411,11 @@ class TestTrainer:
 
         monkeypatch.setattr(packing, "_flash_attn", lambda: SimpleNamespace(flash_attn_varlen_func=attention))
         monkeypatch.setattr(async_grpo_trainer, "get_peak_flops_per_device", lambda *_: 1.0)
-        save_tiny_qwen3(tmp_path)
+        save(player(), tmp_path)
         tokenizer = copy.deepcopy(qwen3_tokenizer())
         tokenizer.chat_template = qwen3_chat_template
         source, transfer = LocalSource(GuessNumber), Transfer()
-        worker = make_worker(source)
+        worker = make_worker(source, TransformersGenerator(player()))
         config = AsyncGRPOConfig(
             output_dir=str(tmp_path / "out"),
             max_steps=4,
@@ -440,8 +445,8 @@ class TestTrainer:
         assert transfer.sent == 5  # once before the first step, and after each
         assert all(entry["sample/staleness_max"] <= 2 for entry in log)
         assert not any("sample/dropped_stale_total" in entry for entry in log)
-        assert all(0.0 <= entry["reward"] <= 1.0 for entry in log)
-        assert all(entry["reward"] == entry["rewards/win"] for entry in log)
+        assert all(-0.5 <= entry["reward"] <= 1.0 for entry in log)
+        assert all(entry["ratio"] == pytest.approx(1.0, abs=0.01) for entry in log)
         assert any(entry["grad_norm"] > 0.0 for entry in log)
         told = {name for entry in log for name in entry}
         assert {"rollout/turns_mean", "rollout/environment_s", "rollout/failed_frac"} <= told

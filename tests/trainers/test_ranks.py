@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from support.models import save_tiny_qwen3
 from support.ranks import run_ranks
+from support.trl_trainers import check_ratios
 
 pytestmark = pytest.mark.heavy
 patient = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
@@ -51,6 +53,16 @@ class TestRanks:
             assert seen[0]["log"][step]["reward"] == pytest.approx(fmean(rewards), abs=1e-5)
             said = [tuple(ids) for own in seen for ids in own["said"][step]]
             assert len(set(said)) == 8  # luck of its own
+
+    def test_each_may_have_a_vllm_of_its_own(self, ranks: Ranks, tmp_path: Path) -> None:
+        model = tmp_path / "model"
+        save_tiny_qwen3(model)
+        seen = ranks("--colocate", str(model))
+        check_ratios(seen[0]["log"])
+        for own in seen:
+            assert own["versions"] == [[0], [1], [2]]
+            assert not any(outcome.startswith("failed") for batch in own["outcomes"] for outcome in batch)
+        assert len({tuple(ids) for own in seen for ids in own["said"][0]}) == 8
 
 
 def _markers(text: str) -> list[str]:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from renderers import Qwen3RendererConfig
 
 from gymhost.client import RemoteServer, connect
@@ -37,6 +38,7 @@ def trl() -> Any:
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         patch.setenv("OMP_NUM_THREADS", "1")
+        torch.set_num_threads(1)
         import trl
 
         return trl

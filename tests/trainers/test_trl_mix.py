@@ -4,7 +4,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import SimpleNamespace
@@ -73,7 +73,7 @@ class Greet(ToolEnv):
 class Here:
     """Environments in this process by their ids, which a server would describe by these splits."""
 
-    def __init__(self, **made: tuple[Callable[..., Any], dict[str, int | None]]) -> None:
+    def __init__(self, **made: tuple[Callable[..., Any], Mapping[str, int | None]]) -> None:
         self.sources = {name: LocalSource(make) for name, (make, _) in made.items()}
         self.splits = {name: splits for name, (_, splits) in made.items()}
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import textwrap
 import time
 from collections import Counter, deque
@@ -18,12 +19,13 @@ from rich.text import Text
 from gymhost.rollout.status import Status
 from gymhost.rollout.summary import Tally
 
-__all__ = ["Lines", "Panel", "Progress", "Standing", "progress"]
+__all__ = ["Lines", "Panel", "Progress", "Standing", "in_short", "progress"]
 
 _LINE_SECONDS = 5.0
 _WINDOW_SECONDS = 10.0
 _ALIKE = 3
 _LONGEST = 240
+_ORDERS = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True)
@@ -226,7 +228,12 @@ class _Warnings(logging.Handler):
         self._seen[kind] += 1
         if self._seen[kind] <= _ALIKE:
             more = "; more of the kind are not shown" if self._seen[kind] == _ALIKE else ""
-            self._progress.say(f"{textwrap.shorten(record.getMessage(), _LONGEST, placeholder=' ...')}{more}")
+            self._progress.say(f"{in_short(record.getMessage())}{more}")
+
+
+def in_short(text: str) -> str:
+    """A text, such as an environment's, in one line, without what a terminal would take for orders."""
+    return textwrap.shorten(_ORDERS.sub("\ufffd", text), _LONGEST, placeholder=" ...")
 
 
 def progress(console: Console, *, quiet: bool) -> Progress:

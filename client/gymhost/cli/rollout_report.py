@@ -1,6 +1,5 @@
 """What `gymhost rollout` says at the end: a table for people, JSON for programs."""
 
-import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +9,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gymhost.cli.rollout_progress import in_short
 from gymhost.cli.rollout_run import Ending
 from gymhost.rollout.summary import Estimate, Failures, Spread, Summary
 
 __all__ = ["Report", "cause"]
 
 _FAILURES_SHOWN = 5
-_LONGEST = 240
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ class Report:
         else:
             table.add_row("reward", *_estimate(summary.reward))
         for name, estimate in summary.rubrics.items():
-            table.add_row(f"  {name}", *_estimate(estimate))
+            table.add_row(Text(f"  {in_short(name)}"), *_estimate(estimate))
         for k, estimate in summary.pass_at.items():
             table.add_row(f"pass@{k}", *_estimate(estimate))
         return table
@@ -120,8 +119,8 @@ class Report:
             valid += f"; {self.resumed:,} are of an earlier run"
         table.add_row("rollouts", valid)
         ended = [f"{count:,} {kind}" for kind, count in summary.outcomes.items()]
-        limits = [f"{count:,} by {limit}" for limit, count in summary.limits.items()]
-        table.add_row("outcomes", ", ".join(ended) + (f" ({', '.join(limits)})" if limits else ""))
+        limits = [f"{count:,} by {in_short(limit)}" for limit, count in summary.limits.items()]
+        table.add_row("outcomes", Text(", ".join(ended) + (f" ({', '.join(limits)})" if limits else "")))
         if summary.pass_at:
             table.add_row("passed", f"a rollout whose reward is {summary.threshold:g} or more")
         if self.speed is not None:
@@ -154,7 +153,7 @@ def _spread(spread: Spread, digits: int) -> tuple[str, str, str]:
 
 def cause(failed: Failures) -> str:
     """Why rollouts failed, in a few words."""
-    return textwrap.shorten(f"{failed.cause}: {failed.message}", _LONGEST, placeholder=" ...")
+    return in_short(f"{failed.cause}: {failed.message}")
 
 
 def _failures(summary: Summary) -> Iterable[tuple[str, str]]:

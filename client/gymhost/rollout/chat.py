@@ -1,6 +1,7 @@
 """Chat messages to token ids and back, by the renderer of the model's family."""
 
 import contextlib
+import functools
 import logging
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ class Chat:
         self._renderer: Any = _renderer_of(self._guard, config, parser)
         self._template = self._renderer if isinstance(self._renderer, TemplateRenderer) else None
         self._prompts: dict[Hashable, tuple[int, ...]] = {}
-        self._shows: dict[Any, bool] = {}
+        self._shows_role = functools.lru_cache(_REMEMBERED)(self._finds_role)
         self.stop_token_ids: tuple[int, ...] = tuple(self._renderer.get_stop_token_ids())
 
     def offer(self, tools: Sequence[Tool]) -> Offer:
@@ -165,14 +166,11 @@ class Chat:
     def _shown(self, message: Message) -> Message:
         """What the model is shown of a message, if it is shown it at all."""
         role = message.get("role")
-        if role not in _ROLES:
-            if role not in self._shows:
-                self._shows[role] = self._shows_role(role)
-            if not self._shows[role]:
-                raise CannotRender(f"the model is shown no messages of the role {role!r}: its renderer leaves them out")
+        if not (isinstance(role, str) and (role in _ROLES or self._shows_role(role))):
+            raise CannotRender(f"the model is shown no messages of the role {role!r}: its renderer leaves them out")
         return text_only(message)
 
-    def _shows_role(self, role: Any) -> bool:
+    def _finds_role(self, role: str) -> bool:
         """Whether the renderer knows a role; of what it does not know it says nothing."""
         probe, user = {"role": role, "content": _PROBE}, {"role": "user", "content": "x"}
         for messages in ([user, probe], [probe, user]):

@@ -35,7 +35,7 @@ def _is_text(block: Any) -> bool:
 
 
 def _kind(block: Any) -> str:
-    if not isinstance(block, Mapping):
-        return f"a value of the type {type(block).__name__}"
-    kind = str(cast(Mapping[str, Any], block).get("type"))
-    return "a text without text" if kind == "text" else kind
+    kind = cast(Mapping[str, Any], block).get("type") if isinstance(block, Mapping) else None
+    if kind is None:
+        return f"a value of the type {type(cast(object, block)).__name__}"
+    return "a text without text" if kind == "text" else str(kind)

@@ -57,6 +57,12 @@ class RolloutEngine:
         concurrency: Concurrency | None = None,
         reuse_sessions: bool = True,
     ) -> None:
+        if not (
+            hasattr(generator, "policy_version") and (hasattr(generator, "generate") or hasattr(generator, "respond"))
+        ):
+            raise TypeError(
+                f"this is no generator, of which a policy_version and a way to sample are asked: {generator!r}"
+            )
         if hasattr(generator, "respond") != (chat is None):
             raise TypeError("a chat endpoint goes with chat=None, and every other generator with a Chat")
         self.generator = generator
@@ -72,6 +78,7 @@ class RolloutEngine:
         self._stages = Stages(self._sessions, chat, generator, self.sampling, self.limits, self.concurrency)
         self._flows: set[Flow[Any]] = set()
         self._thread: LoopThread | None = None
+        self._closed = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -80,7 +87,8 @@ class RolloutEngine:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Cancels what is in flight, and closes all sessions."""
+        """Cancels what is in flight, and closes all sessions. Nothing can be played any more."""
+        self._closed = True
         for flow in list(self._flows):
             await flow.aclose()
         await self._sessions.aclose()
@@ -226,6 +234,7 @@ class RolloutEngine:
     def close_sync(self) -> None:
         """`aclose` for callers without an event loop; ends the engine's thread too."""
         thread, self._thread = self._thread, None
+        self._closed = True
         if thread is not None:
             thread.run(self.aclose())
             thread.close()
@@ -234,8 +243,13 @@ class RolloutEngine:
 
     def _loop_thread(self) -> LoopThread:
         if self._thread is None:
+            self._check_open()
             self._thread = LoopThread("gymhost-rollout")
         return self._thread
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the engine was closed")
 
     def _in_loop(self, function: Callable[[], T]) -> T:
         return function() if self._thread is None or self._thread.current else self._thread.call(function)
@@ -249,6 +263,7 @@ class RolloutEngine:
         return 2 * self.concurrency.in_flight
 
     def _flow(self, requests: Requests, unit: Callable[[int, RolloutRequest], Unit[T]], **settings: Any) -> Flow[T]:
+        self._check_open()
         return Flow(self._stages, self._flows, requests, unit, room=self.concurrency.in_flight, **settings)
 
     def _group_flow(self, requests: Requests, grouping: Grouping, **settings: Any) -> Flow[Group]:

@@ -34,9 +34,11 @@ class StageTimeout(Exception):
     limit: str
     seconds: float
     fault: Fault
+    last: str = ""
+    """What whoever was stopped has to say of it."""
 
     def __str__(self) -> str:
-        return f"not done after {self.seconds:g} s: see Limits.{self.limit}"
+        return f"not done after {self.seconds:g} s: see Limits.{self.limit}" + (f" ({self.last})" if self.last else "")
 
 
 class bound:  # noqa: N801 - it reads as the function that it would be, and each turn of the model uses it
@@ -57,12 +59,13 @@ class bound:  # noqa: N801 - it reads as the function that it would be, and each
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        last = "; ".join(getattr(error, "__notes__", ()))
         try:
             await self._scope.__aexit__(kind, error, traceback)
         except TimeoutError as passed:
             error = passed
         if self._scope.expired() and (error is None or isinstance(error, Exception)):
-            raise StageTimeout(self._limit, self._seconds, self._fault) from error
+            raise StageTimeout(self._limit, self._seconds, self._fault, last) from error
 
 
 def outcome_of(error: Exception, turn: int) -> Outcome:

@@ -123,9 +123,9 @@ class Feed(Generic[T]):
             Exception: What the requests raised when they were drawn.
             RuntimeError: The feed was closed.
         """
-        if self._closed:
-            raise RuntimeError("the feed was closed")
         flow = self._flow
+        if self._closed or (flow is not None and flow.closed):
+            raise RuntimeError("the feed was closed")
         if flow is None:
             flow = self._flow = self._start(version=lambda: self.policy_version)
         self._begin(flow)
@@ -154,7 +154,10 @@ class Feed(Generic[T]):
 
     def close_sync(self) -> None:
         """`aclose` for callers without an event loop."""
-        self._thread().run(self.aclose())
+        if self._flow is None or self._flow.closed:  # there may be no thread any more
+            self._closed = True
+        else:
+            self._thread().run(self.aclose())
 
     def __aiter__(self) -> Self:
         return self

@@ -18,6 +18,8 @@ __all__ = ["Flow", "Requests", "Single", "Unit"]
 
 T = TypeVar("T")
 
+_END: Any = object()
+
 Requests = Iterable[RolloutRequest] | AsyncIterable[RolloutRequest]
 
 
@@ -98,6 +100,7 @@ class Flow(Generic[T]):
         self.flights: set[Flight] = set()
         self.ahead = 0
         """How many units have been begun and neither taken nor dropped."""
+        self.closed = False
         self._held = 0
         self._stages = stages
         self._flows = flows
@@ -194,6 +197,7 @@ class Flow(Generic[T]):
         # Cancelling this wait does not cancel them once more, in the middle of closing their sessions.
         await asyncio.wait([self._drawing, *(flight.task for flight in self.flights)])
         self._flows.discard(self)
+        self.closed = True
 
     # -- beginning -----------------------------------------------------------------------------------------------------
 
@@ -216,6 +220,9 @@ class Flow(Generic[T]):
                     self._begin(unit, request)
                     await self._room.acquire()
                 self._room.release()
+        except asyncio.CancelledError:
+            self._fail(RuntimeError("what the requests waited for was cancelled"))
+            raise
         except Exception as error:  # noqa: BLE001 - it is raised where results are taken
             self._fail(error)
 
@@ -233,8 +240,12 @@ class Flow(Generic[T]):
         if self._again:
             return self._again.popleft()
         source = self._source
-        request = await anext(source, None) if isinstance(source, AsyncIterator) else next(source, None)
-        return None if request is None else self._unit(next(self._numbers), request)
+        request = await anext(source, _END) if isinstance(source, AsyncIterator) else next(source, _END)
+        if request is _END:
+            return None
+        if not isinstance(request, RolloutRequest):
+            raise TypeError(f"what is played is a RolloutRequest, not {request!r:.100}")
+        return self._unit(next(self._numbers), request)
 
     def _begin(self, unit: Unit[T], request: RolloutRequest) -> None:
         flight = Flight(request, self._stages.counts, functools.partial(self._settled, unit))

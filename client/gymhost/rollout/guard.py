@@ -9,6 +9,7 @@ model reads the same characters, made of ordinary tokens.
 import functools
 import itertools
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -69,16 +70,18 @@ class GuardedTokenizer:
 
     def _guard_folded(self, text: str, keep: frozenset[str]) -> str:
         """Breaks what only becomes the spelling of a control token as the tokenizer normalizes it."""
-        controls = {token for spelling, token in self.controls.items() if spelling not in keep}
         while True:
             ids, offsets = self._offsets(text)
-            places = [
-                place for token, place in zip(ids, offsets, strict=True) if token in controls and place[0] < place[1]
-            ]
-            if not places:
+            parts: list[str] = []
+            done = 0
+            for token, (start, end) in zip(ids, offsets, strict=True):
+                # What is to be kept is spelled as the decoder spells it, perhaps with spaces that the token takes in.
+                if token in self._control_ids and done <= start < end and text[start:end].strip() not in keep:
+                    parts += (text[done:start], _broken(text[start:end]))
+                    done = end
+            if not parts:
                 return text
-            for start, end in reversed(places):
-                text = text[:start] + _broken(text[start:end]) + text[end:]
+            text = "".join(parts) + text[done:]
 
     def _pattern(self, keep: frozenset[str]) -> re.Pattern[str] | None:
         if keep not in self._patterns:
@@ -177,18 +180,27 @@ def _readable(text: str) -> str:
 
 
 def _control_spellings(tokenizer: Any) -> dict[str, int]:
-    """What the tokenizer cuts out of text before it encodes: special tokens and others that were added.
-
-    Without those that no template can mean anything by, being a single character or spaces, unless they are special.
-    """
+    """What the tokenizer cuts out of text before it encodes: special tokens and others that were added."""
     added: dict[str, int] = dict(tokenizer.get_added_vocab()) if hasattr(tokenizer, "get_added_vocab") else {}
-    special = set(getattr(tokenizer, "all_special_tokens", None) or ())
-    special.update(str(token) for token in getattr(tokenizer, "added_tokens_decoder", {}).values() if token.special)
+    decoder: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
+    special: set[str] = {*(getattr(tokenizer, "all_special_tokens", None) or ())}
+    special.update(token.content for token in decoder.values() if token.special)
     for spelling in special:
         added.setdefault(spelling, tokenizer.convert_tokens_to_ids(spelling))
-    return {
-        spelling: token for spelling, token in added.items() if spelling in special or len(spelling.strip(_SPACES)) > 1
-    }
+    return {spelling: token for spelling, token in added.items() if _is_control(spelling, spelling in special)}
+
+
+def _is_control(spelling: str, special: bool) -> bool:
+    """Whether text must not hold a token: all but spaces, and single characters that stand for nothing but themselves.
+
+    A single character can't be broken, and is taken out of text. That may be one for private use, or one that is
+    special, but neither a letter that was added to a vocabulary nor the "!" that some tokenizers pad with.
+    """
+    core = spelling.strip(_SPACES)
+    if len(core) != 1:
+        return len(core) > 1
+    plain = core == REPLACEMENT or (core.isascii() and core.isprintable())
+    return unicodedata.category(core) == "Co" or (special and not plain)
 
 
 def _folds(tokenizer: Any) -> bool:

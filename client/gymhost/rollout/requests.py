@@ -1,8 +1,9 @@
 """What is asked of the engine: rollouts, the limits that they run under, and how many at once."""
 
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from gymhost.rollout.generators.base import Sampling
 
@@ -24,6 +25,9 @@ class RolloutRequest:
         group: Names the rollouts that share a task and a seed.
         index: The place within the group.
         labels: Anything that JSON can hold, for the caller to find again in the trajectory.
+
+    Raises:
+        TypeError: A field is of the wrong type.
     """
 
     env_id: str
@@ -36,6 +40,22 @@ class RolloutRequest:
     group: str | None = None
     index: int = 0
     labels: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        for name in ("task", "seed", "index"):
+            if (value := getattr(self, name)) is not None:
+                try:
+                    object.__setattr__(self, name, operator.index(value))  # which also makes a plain one of NumPy's
+                except TypeError:
+                    raise TypeError(f"the {name} of a request must be a whole number, not {value!r}") from None
+        for name in ("env_id", "split", "group"):
+            if not isinstance(value := getattr(self, name), str) and (value is not None or name == "env_id"):
+                raise TypeError(f"the {name} of a request must be text, not {value!r}")
+        for name in ("kwargs", "options", "labels"):
+            if not isinstance(value := getattr(self, name), Mapping) or not all(
+                isinstance(key, str) for key in cast(Mapping[object, Any], value)
+            ):
+                raise TypeError(f"the {name} of a request must be named by texts, not {value!r}")
 
 
 def grouped(requests: Iterable[RolloutRequest], size: int) -> list[RolloutRequest]:
@@ -72,7 +92,8 @@ class Limits:
         sampled_tokens: Tokens that the model may sample in all turns together, in whatever rows they are.
         completion_tokens: Tokens after the first prompt, those of the environment included.
         context_tokens: Tokens in all, the prompt included: the context of the model.
-        episode_seconds: Time for all turns together, but for that which the engine is paused.
+        episode_seconds: Time for all turns together, but for that which the engine is paused. If it ends in the middle
+            of a step, nobody knows what that would have paid, and the reward is None.
 
     Bounds on single acts make a rollout fail:
 

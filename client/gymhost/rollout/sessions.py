@@ -83,6 +83,7 @@ class Sessions:
         self._close_seconds = close_seconds
         self._closing = asyncio.Semaphore(closing)
         self._idle: dict[tuple[Any, ...], list[Lease]] = {}
+        self._lost: set[asyncio.Task[None]] = set()
 
     def lease(self, request: RolloutRequest) -> Lease:
         """What a rollout needs to begin; there is no session in it yet."""
@@ -100,7 +101,12 @@ class Sessions:
             try:
                 return session, *await self._reset(session, request)
             except (errors.SessionError, errors.ServerUnavailable):
-                await self.end(lease, healthy=False)  # it was lost or expired while nobody looked
+                # It was lost or expired while nobody looked. The rollout need not wait until it is closed, and no
+                # cancellation of the rollout may interrupt that.
+                lease.session = lease.manager = None
+                closing = asyncio.create_task(self.end(kept, healthy=False))
+                self._lost.add(closing)
+                closing.add_done_callback(self._lost.discard)
         session = await self._open(lease, request)
         return session, *await self._reset(session, request)
 
@@ -150,7 +156,7 @@ class Sessions:
         """Closes the sessions that wait for a next episode."""
         idle = [lease for leases in self._idle.values() for lease in leases]
         self._idle.clear()
-        await asyncio.gather(*(self.end(lease, healthy=False) for lease in idle))
+        await asyncio.gather(*(self.end(lease, healthy=False) for lease in idle), *self._lost)
 
 
 def _frozen(value: Any) -> Any:

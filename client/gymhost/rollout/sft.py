@@ -81,7 +81,7 @@ def _chosen(
 
 def _finished(trajectory: Trajectory) -> list[Message]:
     """The messages up to the last that the model finished."""
-    ends = [place + 1 for place, message in enumerate(trajectory.messages) if message["role"] == "assistant"]
+    ends = [place + 1 for place, message in enumerate(trajectory.messages) if message.get("role") == "assistant"]
     # Only the last turn can have been cut off: that ends a rollout.
     if ends and trajectory.turns and trajectory.turns[-1].finish_reason in ("length", "cut"):
         ends.pop()

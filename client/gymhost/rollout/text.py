@@ -32,7 +32,7 @@ def _lines(trajectory: Trajectory) -> Iterator[str]:
     yield f"{trajectory.env_id}  ({', '.join(facts)})"
     turn = 0
     for message in trajectory.messages:
-        role = str(message["role"])
+        role = str(message.get("role"))
         if role == "assistant":
             turn += 1
             yield f"\n--- assistant, turn {turn} {_turn_facts(trajectory, turn)}".rstrip()

@@ -64,7 +64,8 @@ class Servers:
 
             async def begin(server: _Server) -> Session:
                 async with AsyncExitStack() as opening:
-                    opening.enter_context(server.counted())
+                    opening.enter_context(server.counted())  # at once: others choose while this one is opened
+                    await server.connect()
                     remote = server.remote.session(env_id, task=task, split=split, **kwargs)
                     session = _Watched(await opening.enter_async_context(remote), server)
                     await stack.enter_async_context(opening.pop_all())
@@ -79,7 +80,12 @@ class Servers:
             ServerUnavailable: No server could be reached.
             Error: The server that was asked refused.
         """
-        return await self._first(lambda server: server.remote.describe(env_id, **kwargs))
+
+        async def ask(server: _Server) -> EnvironmentDescription:
+            await server.connect()
+            return await server.remote.describe(env_id, **kwargs)
+
+        return await self._first(ask)
 
     def close(self) -> None:
         """Closes the connections."""
@@ -92,7 +98,6 @@ class Servers:
             try:
                 with server.watched():
                     server.tried()
-                    await server.connect()
                     return await ask(server)
             except (errors.ServerUnavailable, errors.CapacityExhausted) as error:
                 refusals.append(error)

@@ -240,8 +240,8 @@ class Environments:
     def rollout(self, trainer: Any, rows: Sequence[Mapping[str, Any]]) -> list[Trajectory]:
         """Plays one rollout for each row with the trainer's present weights, and returns them in the rows' order.
 
-        This is what the trainer's rollout function does; scripts may call it to evaluate. After a step of the optimizer
-        a trainer with vLLM must have synchronized the weights before.
+        This is what the trainer's rollout function does; scripts may call it to evaluate. With several
+        ranks each of them has to call it.
 
         Args:
             trainer: A `GRPOTrainer`.

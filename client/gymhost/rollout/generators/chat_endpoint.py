@@ -19,6 +19,9 @@ __all__ = ["ChatEndpointGenerator"]
 _PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
 _CONNECT_SECONDS = 10.0
+# Ends of a turn, by OpenAI's names and others'. What ended in another way, say by a filter, is half a turn: calls in it
+# must not run.
+_ENDS = frozenset({"stop", "tool_calls", "function_call", "eos", "eos_token", "stop_sequence", "end_turn", "tool_use"})
 _TOO_LONG = ("context length", "context_length", "maximum context", "prompt is too long", "too many tokens")
 
 
@@ -85,7 +88,8 @@ class ChatEndpointGenerator:
         Raises:
             PromptTooLong: The conversation is too long for the model.
             GeneratorGone: Nobody answers.
-            GeneratorError: The endpoint refuses, is still busy after all attempts, or took too long.
+            GeneratorError: The endpoint refuses, is still busy after all attempts, took too long, or broke its answer
+                off (by a filter, say).
         """
         body = self._body(messages, tools, sampling)
         problem: GeneratorError | None = None
@@ -101,6 +105,10 @@ class ChatEndpointGenerator:
                     # Spread out, so that the rollouts of a batch do not come back all at once.
                     longest = min(_FIRST_WAIT * 2**attempt, _LONGEST_WAIT)
                     await asyncio.sleep(wait + random.uniform(longest / 2, longest))
+        except asyncio.CancelledError as error:
+            if problem:
+                error.add_note(f"last, {problem}")  # whoever has lost patience says so
+            raise
         except TimeoutError:
             if not scope.expired():
                 raise
@@ -156,20 +164,25 @@ class ChatEndpointGenerator:
         try:
             choice = answer["choices"][0]
             said: dict[str, Any] = choice["message"]
-            message: dict[str, Any] = {"role": "assistant", "content": _text(said.get("content"))}
+            content = _text(said.get("content")) or str(said.get("refusal") or "")
+            message: dict[str, Any] = {"role": "assistant", "content": content}
+            ended = str(choice.get("finish_reason") or "stop")
             if reasoning := said.get("reasoning_content") or said.get("reasoning"):
                 message["reasoning_content"] = str(reasoning)
             if calls := said.get("tool_calls"):
                 message["tool_calls"] = [_incoming(call, f"call_{first_call + i}") for i, call in enumerate(calls)]
             usage: dict[str, Any] = answer.get("usage") or {}
-            return Response(
+            response = Response(
                 message,
-                "length" if choice.get("finish_reason") == "length" else "stop",
+                "length" if ended == "length" else "stop",
                 int(usage.get("prompt_tokens") or 0),
                 int(usage.get("completion_tokens") or 0),
             )
         except (LookupError, TypeError, AttributeError, ValueError) as error:
             raise GeneratorError(f"{self._url} answered what is no chat completion: {str(answer)[:500]}") from error
+        if ended != "length" and ended not in _ENDS:
+            raise GeneratorError(f"{self._url} broke its answer off: {ended} (finish_reason)")
+        return response
 
 
 def _calls_in(messages: Sequence[Mapping[str, Any]]) -> int:

@@ -32,7 +32,8 @@ class GeneratorPool(Updates):
 
     A rollout begins at the member with the fewest tokens in flight and stays there, where its prefix is cached, as long
     as that member is well and stays in the pool. One that refuses connections is left at once, one that misses two
-    health checks within seconds; its requests are sent to others, from their token ids.
+    health checks within seconds; its requests are sent to others, from their token ids. While the pool is idle nobody's
+    health is asked for: one that was left then comes back with the next request.
 
     An update changes all members as one act: all are paused before the first one loads, and resumed after the last, so
     that no rollout goes from new weights to old ones.
@@ -43,7 +44,8 @@ class GeneratorPool(Updates):
 
     Args:
         generators: The members; each has a name of its own.
-        patience: How long a request waits for a member to come back when none can be used, in seconds.
+        patience: How long a request waits when no member can be used, in seconds: for one to come back, or to be added
+            in the place of the last one that was drained or removed.
         probe_seconds: How often the health of members is asked for, and how long they may take to answer. Only members
             with requests in flight are asked, and those that were left.
         name: What tells the pool from other generators.
@@ -160,7 +162,7 @@ class GeneratorPool(Updates):
                     async with seat.given_up_with():
                         return await seat.generator.generate(prompt_ids, sampling, request_id=request_id)
                 except GeneratorGone as error:
-                    self._leave(seat, str(error))
+                    self._leave(seat, _reason(error))
                 except Left:
                     pass
                 finally:
@@ -230,7 +232,9 @@ class GeneratorPool(Updates):
             raise errors[0] if errors else GeneratorError(f"no member of {self.name} is paused")
 
     async def resume(self) -> None:
-        """Resumes the members that are paused; one that does not is left."""
+        """Resumes the members that are paused; one that does not is left. Does nothing where nobody has paused."""
+        if not self._gate.closed:
+            return
 
         async def resume(seat: Seat) -> None:
             await seat.updatable.resume()
@@ -273,13 +277,13 @@ class GeneratorPool(Updates):
                 async with seat.given_up_with():
                     await act(seat)
             except Left:
-                return GeneratorGone(f"{seat.name}: {seat.why}")
+                return GeneratorGone(f"{seat.name}: {seat.why or 'it was taken out'}")
             except GeneratorGone as error:
-                self._leave(seat, str(error))
+                self._leave(seat, _reason(error))
                 return error
             except Exception as error:  # noqa: BLE001 - the other members must not suffer from it
-                logger.warning("%s, a member of %s: %s", seat.name, self.name, error)
-                seat.why = str(error)
+                seat.why = _reason(error)
+                logger.warning("%s, a member of %s: %s", seat.name, self.name, seat.why)
                 return error
             return None
 
@@ -314,7 +318,13 @@ class GeneratorPool(Updates):
         raise GeneratorError(f"no member of {self.name} can be used: {self._state()}")
 
     def _state(self) -> str:
-        return "; ".join(f"{name} ({seat.why or 'draining'})" for name, seat in self._seats.items()) or "it has none"
+        return "; ".join(f"{name} ({self._why(seat)})" for name, seat in self._seats.items()) or "it has none"
+
+    def _why(self, seat: Seat) -> str:
+        """Why a member is not used."""
+        if seat.draining:
+            return "draining"
+        return seat.why or f"its weights are of version {seat.generator.policy_version}, not {self._version}"
 
     def _tell(self) -> None:
         """Wakes those that wait for something to change."""
@@ -372,7 +382,7 @@ class GeneratorPool(Updates):
             knows_how = hasattr(generator, "catch_up")
             there = await generator.catch_up(version) if knows_how else generator.policy_version == version
         except Exception as error:  # noqa: BLE001 - it stays out, and is tried again
-            why = f"it did not load version {version}: {error}"
+            why = f"it did not load version {version}: {_reason(error)}"
         else:
             if there and version == self._version:
                 seat.current, seat.why = True, ""
@@ -385,6 +395,10 @@ class GeneratorPool(Updates):
         if why != seat.why:
             logger.warning("%s does not use %s: %s", self.name, generator.name, why)
         seat.why = why
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__
 
 
 class _Ready:

@@ -15,6 +15,7 @@ from gymhost.rollout.generators.weights import named_tensors, read_folder, weigh
 
 __all__ = ["TransformersGenerator"]
 
+_CERTAIN = 1e-5  # a temperature so low is none: logits divided by it are infinite
 _JOIN_SECONDS = 30.0
 _HALT_SECONDS = 120.0  # for one step of a large model on a CPU
 
@@ -313,8 +314,8 @@ class _Settings:
         samplings = [pending.sampling for pending in batch]
         return cls(
             torch,
-            column([item.temperature or 1.0 for item in samplings]),
-            torch.tensor([item.temperature == 0 for item in samplings], device=device).unsqueeze(1),
+            column([1.0 if item.temperature < _CERTAIN else item.temperature for item in samplings]),
+            torch.tensor([item.temperature < _CERTAIN for item in samplings], device=device).unsqueeze(1),
             column([item.top_p for item in samplings]),
             column([item.min_p for item in samplings]),
             [item.top_k for item in samplings],

@@ -321,13 +321,20 @@ class VllmServerGenerator(Updates):
             if response.status_code >= 500 and not await self.healthy():
                 raise GeneratorGone(f"{self.url} is not well: it answered {response.status_code}: {text}")
             raise GeneratorError(f"{self.url} answered {response.status_code}: {text}")
-        choice = response.json()["choices"][0]
-        if choice["finish_reason"] not in ("stop", "length", "abort"):
-            raise GeneratorError(f"{self.url} ended a request: {choice['finish_reason']}")
-        if choice["finish_reason"] == "abort" and not choice.get("token_ids"):
+        try:
+            choice: dict[str, Any] = response.json()["choices"][0]
+            finish_reason, ids, logprobs = choice["finish_reason"], choice.get("token_ids"), choice.get("logprobs")
+            values: list[Any] | None = None if logprobs is None else logprobs["token_logprobs"]
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            raise GeneratorError(f"{self.url} answered what is no completion: {response.text[:500]}") from error
+        if finish_reason not in ("stop", "length", "abort"):
+            raise GeneratorError(f"{self.url} ended a request: {finish_reason}")
+        if finish_reason == "abort" and not ids:
             return {"token_ids": [], "logprobs": {"token_logprobs": []}, "finish_reason": "abort"}
-        if choice.get("token_ids") is None:
+        if ids is None:
             raise GeneratorError(f"{self.url} returns no token ids: it must be vLLM 0.10.2 or later")
+        if values is None or None in values:
+            raise GeneratorError(f"{self.url} returns no log-probs of some tokens that it sampled: {logprobs!r:.200}")
         return choice
 
     async def _post(self, body: dict[str, Any], request_id: str) -> Any:

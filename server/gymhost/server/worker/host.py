@@ -293,6 +293,11 @@ class Host:
                 done.set()
 
         for lane, session in list(self.sessions.items()):
+            # A client that comes past the front must not meet what is closed here, nor be told of its cancellation as
+            # if it had asked for that: it goes on with the stream, where it learns that the session is lost.
+            session.outlet = None
+            session.leave()
+            self._forget(session)
             session.cancel()
             self._end(session, lambda _, lane=lane: closed(lane))
         if left:
