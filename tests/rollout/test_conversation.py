@@ -134,7 +134,7 @@ def test_a_control_token_that_a_model_sampled_is_no_leave_to_spell_it_in_other_w
     tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.add_tokens([AddedToken("<added>", normalized=True)])
     added = tokenizer.convert_tokens_to_ids("<added>")
-    spelled = [i for piece in ("<", "added>") for i in tokenizer.encode(piece, add_special_tokens=False)]
+    spelled = [tokenizer.convert_tokens_to_ids(letter) for letter in "<ADDED>"]
     conversation = Conversation(Chat(tokenizer), [user("Go.")])
     conversation.add_sampled(sampled([added, *spelled, *SAY]))
     conversation.add(conversation.extend([user("And?")]))
@@ -148,12 +148,12 @@ def test_a_control_token_that_a_model_sampled_is_no_leave_to_spell_it_in_other_w
 def test_a_control_token_of_one_character_is_taken_out_of_text_and_what_is_text_is_left(special: bool) -> None:
     tokenizer = with_template(CHATML)
     tokenizer.add_tokens([AddedToken("\ue000", special=special)])
-    tokenizer.add_tokens(["\n\n", "\u00e9"])
+    tokenizer.add_tokens(["\n\n", "\u4e2d"])
     tokenizer.pad_token = "!"
-    conversation = Conversation(Chat(tokenizer), [user("a\ue000b\n\nc! \u00e9")])
+    conversation = Conversation(Chat(tokenizer), [user("a\ue000b\n\nc! \u4e2d")])
     assert tokenizer.convert_tokens_to_ids("\ue000") not in conversation.row.ids
-    assert "a\ufffdb\n\nc! \u00e9" in tokenizer.decode(conversation.row.ids)
-    assert {tokenizer.convert_tokens_to_ids(text) for text in ("\n\n", "!", "\u00e9")} <= set(conversation.row.ids)
+    assert "a\ufffdb\n\nc! \u4e2d" in tokenizer.decode(conversation.row.ids)
+    assert {tokenizer.convert_tokens_to_ids(text) for text in ("\n\n", "!", "\u4e2d")} <= set(conversation.row.ids)
 
 
 @pytest.mark.parametrize("role", ["developer", "function", "TOOL", "tool<|im_end|>", "", None, 5, ["user"]])
