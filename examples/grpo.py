@@ -19,7 +19,8 @@ import copy
 import itertools
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -172,22 +173,21 @@ def generator_of(args: argparse.Namespace, policy: Policy) -> Updatable:
     return GeneratorPool([VllmServerGenerator(url, sync=weights) for url in args.vllm])
 
 
-def requests(args: argparse.Namespace, tasks: int | None, start: int) -> Iterator[RolloutRequest]:
-    """Tasks of the training split in their order, without an end; a request is a group."""
-    for number in itertools.count(start):
-        task = number % tasks if tasks else number
-        yield RolloutRequest(args.env, task, seed=args.seed + number, split=args.train_split, kwargs=args.kwargs)
+def request(args: argparse.Namespace, splits: dict[str, int | None], split: str, number: int) -> RolloutRequest:
+    """A task of a split by its number; what has no tasks is told apart by the seed alone."""
+    if not splits:
+        return RolloutRequest(args.env, seed=args.seed + number, kwargs=args.kwargs)
+    if split not in splits:
+        raise ValueError(f"{args.env} has no split {split!r}, but {', '.join(splits)}")
+    task = number % (splits[split] or number + 1)  # some have tasks without an end
+    return RolloutRequest(args.env, task, seed=args.seed + number, split=split, kwargs=args.kwargs)
 
 
-async def test(args: argparse.Namespace, engine: RolloutEngine, tasks: int | None) -> float | None:
+async def test(args: argparse.Namespace, engine: RolloutEngine, splits: dict[str, int | None]) -> float | None:
     """The mean reward on tasks that are not trained on, with the likeliest tokens; None if no rollout has one."""
-    count = min(args.test_tasks, tasks or args.test_tasks)
-    greedy = Sampling(temperature=0.0)
-    held_out = [
-        RolloutRequest(args.env, task, seed=task, split=args.test_split, kwargs=args.kwargs, sampling=greedy)
-        for task in range(count)
-    ]
-    return mean_reward(await engine.collect(held_out))
+    numbers = range(1_000_000, 1_000_000 + args.test_tasks)
+    held_out = [request(args, splits, args.test_split, number) for number in numbers]
+    return mean_reward(await engine.collect([replace(each, sampling=Sampling(temperature=0.0)) for each in held_out]))
 
 
 def mean_reward(trajectories: Sequence[Trajectory]) -> float | None:
@@ -199,7 +199,7 @@ async def train(args: argparse.Namespace, server: RemoteServer) -> None:
     torch.manual_seed(args.seed)
     args.output.mkdir(parents=True, exist_ok=True)
     policy = Policy(args)
-    splits = (await server.describe(args.env, **args.kwargs)).splits
+    splits = dict((await server.describe(args.env, **args.kwargs)).splits)
     generator = generator_of(args, policy)
     engine = RolloutEngine(
         server,
@@ -208,7 +208,8 @@ async def train(args: argparse.Namespace, server: RemoteServer) -> None:
         sampling=Sampling(temperature=args.temperature),
         limits=Limits(turns=args.turns, turn_tokens=args.turn_tokens, context_tokens=args.context),
     )
-    tasks = requests(args, splits.get(args.train_split), policy.step * args.groups)
+    request(args, splits, args.test_split, 0)  # raises now, rather than at the first test
+    tasks = (request(args, splits, args.train_split, number) for number in itertools.count(policy.step * args.groups))
     grouping = Grouping(args.size, args.extra)
     feed = engine.feed(tasks, batch_size=args.groups, max_staleness=args.staleness, grouping=grouping)
     try:
@@ -226,7 +227,7 @@ async def train(args: argparse.Namespace, server: RemoteServer) -> None:
                 figures["failed"] = sum(each.outcome.kind == "failed" for each in trajectories)
                 figures |= {"playing": played - begun, "learning": time.monotonic() - played}
                 if policy.step % args.test_every == 0 or policy.step == args.steps:
-                    figures["test"] = await test(args, engine, splits.get(args.test_split))
+                    figures["test"] = await test(args, engine, splits)
                 if policy.step % args.save_every == 0 or policy.step == args.steps:
                     policy.save()
                 report(args, figures)

@@ -8,6 +8,8 @@ import pytest
 from rich.console import Console
 
 from gymhost.cli.rollout_progress import Lines, Panel, Standing, progress
+from gymhost.cli.rollout_report import Report
+from gymhost.cli.rollout_run import Ending
 from gymhost.rollout.status import Counts
 from gymhost.rollout.summary import Tally
 from gymhost.rollout.trajectory import Outcome, Trajectory
@@ -97,3 +99,21 @@ def test_warnings_are_told_a_few_of_each_kind(quiet: bool) -> None:
             "gymhost: rollout 2 failed; more of the kind are not shown",
             "gymhost: the disk is full",
         ]
+
+
+def test_what_environments_say_gives_a_terminal_no_orders() -> None:
+    orders = "\x1b[2J\x1b]0;name\x07\x9b2J [bold]x[/bold] [/no]"
+    file = console(terminal=False)
+    with progress(file, quiet=False):
+        logging.getLogger("gymhost.rollout.anything").warning("a rollout failed: %s", orders)
+    outcomes = [
+        Outcome(kind="failed", fault="environment", cause="ValueError", message=orders),
+        Outcome(kind="truncated", limit=orders),
+    ]
+    tally = Tally()
+    for outcome in outcomes:
+        tally.add(Trajectory(env_id="Talk-v0", outcome=outcome, reward=1.0, rewards={orders: 1.0}))
+    Report("x", {}, tally.summary(), Ending(), 0, 2, None, trainable=True).show(file)
+    told = written(file)
+    assert told.count("[bold]x[/bold]") == 4
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f]", told)

@@ -96,3 +96,8 @@ def test_it_trains_the_small_model_on_a_server_elsewhere(grpo: Any, tmp_path: Pa
     [step] = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert abs(step["ratio"] - 1) < 1e-3
     assert step["failed"] == 0
+
+
+def test_a_split_that_is_not_there_is_told_at_once(grpo: Any, model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no split 'exam', but train, test"):
+        trained(grpo, model, tmp_path, "--steps", "1", "--test-split", "exam")

@@ -17,6 +17,7 @@ from gymhost.rollout import (
     Trajectory,
     group_advantages,
 )
+from gymhost.rollout.conversation import Conversation
 from gymhost.rollout.generators import Reply, ScriptedGenerator
 from support.local_source import LocalSource
 from support.rollouts import CHAT, ECHO, SAY, engine, requests, turns_of, whole
@@ -150,6 +151,18 @@ async def test_an_observation_that_is_too_long_is_left_out_whole(limit: str) -> 
     assert (row.completion_ids, row.mask) == (ECHO, [1] * len(ECHO))
     assert trajectory.messages[-1]["role"] == "assistant"
     assert trajectory.reward == 0.25
+
+
+@pytest.mark.parametrize("limit", ["completion_tokens", "context_tokens"])
+async def test_an_observation_that_is_far_too_long_is_not_even_encoded(
+    limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = Talk(lambda _env, _message: go_on(tool("abab " * 200_000)))
+    async with engine(LocalSource(lambda: env), [ECHO], limits=Limits(**{limit: 500})) as rollouts:
+        monkeypatch.setattr(Conversation, "extend", None)
+        [trajectory] = await rollouts.collect(requests(1))
+    assert (trajectory.outcome.kind, trajectory.outcome.limit) == ("truncated", limit)
+    assert trajectory.messages[-1]["role"] == "assistant"
 
 
 @pytest.mark.parametrize(

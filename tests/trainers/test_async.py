@@ -415,7 +415,7 @@ class TestTrainer:
         tokenizer = copy.deepcopy(qwen3_tokenizer())
         tokenizer.chat_template = qwen3_chat_template
         source, transfer = LocalSource(GuessNumber), Transfer()
-        worker = make_worker(source, TransformersGenerator(player()))
+        worker = make_worker(source, TransformersGenerator(player(), seed=0))
         config = AsyncGRPOConfig(
             output_dir=str(tmp_path / "out"),
             max_steps=4,

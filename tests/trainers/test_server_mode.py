@@ -23,8 +23,8 @@ from support.text_environments import Letters
 from support.trl_trainers import RENDERER, check_ratios, grpo_trainer, log_of, versions
 from support.vllm_process import VllmProcess
 
-# A start of vLLM is in it.
 pytestmark = pytest.mark.heavy
+# A start of vLLM is in it.
 patient = [pytest.mark.timeout(400), pytest.mark.filterwarnings("ignore")]
 
 Batches = list[list[Trajectory]]

@@ -17,6 +17,7 @@ __all__ = ["Chat", "Message", "Spoken", "Tool"]
 logger = logging.getLogger(__name__)
 
 _ROLES = frozenset({"system", "user", "assistant", "tool"})
+_LONG = 8192  # characters: what is shorter is encoded in a few milliseconds
 _PROBE = "probe-3f7a"
 _REMEMBERED = 256  # prompts: those of a group are alike, and rendering the tools takes a millisecond
 
@@ -87,6 +88,17 @@ class Chat:
                 self._prompts.clear()
             self._prompts[key] = tuple(ids)
         return ids
+
+    def least_tokens(self, messages: Sequence[Message]) -> int:
+        """How many tokens messages take at the least, told without encoding them; 0 unless they are long."""
+        texts = (message.get("content") for message in messages)
+        length = sum(len(text.strip()) for text in texts if isinstance(text, str))
+        return length // self._longest_token if length > _LONG else 0
+
+    @functools.cached_property
+    def _longest_token(self) -> int:
+        """The most characters that a token stands for."""
+        return max(map(len, self.tokenizer.get_vocab()))
 
     def extension(
         self,

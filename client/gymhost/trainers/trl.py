@@ -164,7 +164,7 @@ class Environments:
     def trainer_kwargs(self) -> dict[str, Any]:
         """Everything that a `GRPOTrainer` needs of the environments, as its keyword arguments.
 
-        On a machine without a GPU TRL's colocated vLLM is repaired on the way; see `gymhost.trainers.vllm_cpu`.
+        On a machine without a GPU TRL's vLLM generation is repaired on the way; see `gymhost.trainers.vllm_cpu`.
 
         Raises:
             ValueError: An environment has no such split, or the dataset does not fit.

@@ -21,6 +21,7 @@ from gymhost.rollout.generators.base import (
     Updatable,
 )
 from gymhost.rollout.generators.scripted import Reply, ScriptedGenerator
+from gymhost.rollout.generators.updates import WeightsRefused
 
 if TYPE_CHECKING:
     from gymhost.rollout.generators.chat_endpoint import ChatEndpointGenerator
@@ -53,6 +54,7 @@ __all__ = [
     "VllmEngineGenerator",
     "VllmServerGenerator",
     "WeightSync",
+    "WeightsRefused",
 ]
 
 _LAZY = {

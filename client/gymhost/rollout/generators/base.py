@@ -79,6 +79,9 @@ class Generation:
     `logprobs` are those of the distribution that was sampled from, one for each token. `finish_reason` is "stop";
     "length" if `max_tokens` ended it; or "cut" if a change of weights or an abort ended it early: then it holds what
     was sampled so far, perhaps nothing, and whoever asked goes on from there with another request.
+
+    The engine takes nothing else: ids that are whole numbers from 0 on and no more than were asked for, as many finite
+    log-probs, none above 0, and as many versions, from 0 on. What differs is a fault of the generator.
     """
 
     token_ids: Sequence[int]
