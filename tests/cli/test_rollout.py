@@ -364,7 +364,10 @@ async def test_a_second_ctrl_c_ends_at_once(start_server: Callable[..., ServerPr
         (("--vllm", "http://a", "--resume"), "--resume needs --store"),
         (("--vllm", "http://a", "--samples", "0"), "Invalid value for '--samples'"),
         (("--vllm", "http://a", "--server", "a:1", "-m", "x"), "leave --server out"),
-        (("--model", "no_such_folder"), "Directory 'no_such_folder' does not exist"),
+        (
+            ("--model", "no_such_folder"),
+            "Directory 'no_such_folder' does not exist. A model of the Hub is brought by: hf",
+        ),
     ],
 )
 def test_a_wrong_call_ends_with_2(arguments: tuple[str, ...], message: str) -> None:

@@ -150,6 +150,15 @@ async def test_an_engine_that_was_closed_plays_nothing_more() -> None:
     assert source.open == 0
 
 
+def test_an_engine_in_two_event_loops_says_so() -> None:
+    source = LocalSource(lambda: Talk(lambda env, _message: turns_of(env, 1)))
+    rollouts = engine(source, lambda *_: SAY)
+    asyncio.run(rollouts.collect(requests(1)))
+    with pytest.raises(RuntimeError, match="an engine works in one event loop"):
+        rollouts.collect_sync(requests(1))
+    rollouts.close_sync()
+
+
 @pytest.mark.parametrize("generator", [None, object(), Sampling()])
 def test_what_is_no_generator_is_refused(generator: Any) -> None:
     with pytest.raises(TypeError, match="this is no generator"):

@@ -315,3 +315,10 @@ def test_a_model_that_renderers_knows_is_not_played_by_its_template() -> None:
     assert Chat(tokenizer).prompt([user("x")], None, {}) == Chat(qwen3_tokenizer(), Qwen3RendererConfig()).prompt(
         [user("x")], None, {}
     )
+
+
+@pytest.mark.parametrize("change", ["", " | lower", " | replace('[', '<')", ".split() | join(' ')"])
+def test_a_template_that_changes_what_is_said_is_warned_of(change: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Case S37: such a template may write a control token where an environment spelled none."""
+    Chat(with_template(CHATML.replace("m.content", f"m.content{change}")))
+    assert ("changes what messages say" in caplog.text) == bool(change)

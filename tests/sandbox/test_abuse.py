@@ -177,7 +177,7 @@ async def test_what_is_counted_by_user_is_not_used_up_for_others(arena: Arena) -
         "sleep 1000 & kill -STOP $!; (sleep 1000 & kill -STOP $!; kill -STOP $BASHPID) & wait",
         "nohup setsid nohup sleep 1000 & disown -a; kill -STOP $BASHPID",
         f"setsid python3 -c '{attacks.WAITING}' & python3 -c '{attacks.WAITING}'",
-        "export run='sleep 0.01; setsid bash -c \"$run\" &'; for i in {1..9}; do bash -c \"$run\" & done; sleep 1000",
+        'export run=\'sleep 0.01; setsid bash -c "$run" &\'; for i in {1..9}; do bash -c "$run" & done; sleep 1000',
         "mkfifo pipe; cat pipe & exec 9<>pipe; flock pipe sleep 1000",
     ],
     ids=["session", "traps", "orphans", "stopped", "nohup", "waiting", "running away", "pipe"],

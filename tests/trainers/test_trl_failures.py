@@ -213,11 +213,27 @@ class TestServers:
         with pytest.raises(errors.ServerUnavailable, match=rf"no server can be reached: .*{address}"):
             await _play(source)
 
+    async def test_that_died_are_not_taken_for_a_fault_of_the_environment(self) -> None:
+        with server_process() as server:
+            remote = connect(server.address, reconnect_timeout=1.0)
+            async with asyncio.timeout(50), remote, remote.session(SHOP) as session:
+                await session.reset(seed=0)
+                await session.step("Good day.")
+                server.signal(signal.SIGKILL)
+                server.wait()
+                with pytest.raises((errors.ServerUnavailable, errors.SessionError)):
+                    await _until_it_fails(session)  # its worker goes on until it notices
+
     def test_are_each_another_one(self) -> None:
         with pytest.raises(ValueError, match="each another one"):
             Servers(["a:1", "a:1"])
         with pytest.raises(ValueError, match="at least one"):
             Servers([])
+
+
+async def _until_it_fails(session: Any) -> None:
+    while True:
+        await session.step("Is anybody here?")
 
 
 async def _play(source: Servers, barrier: asyncio.Barrier | None = None) -> None:

@@ -14,10 +14,24 @@ from gymhost.cli.options import GroupedCommand, extend_import_path, kwargs_optio
 
 __all__ = ["command"]
 
+
+class _ModelFolder(click.Path):
+    """A folder; where there is none, it may be the name of a model elsewhere that was given."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Reads the option."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            hint = "A model of the Hub is brought by: hf download NAME --local-dir FOLDER"
+            raise click.BadParameter(f"{error.message} {hint}", ctx, param) from None
+
+
 WHO, WHAT = "Who plays: one of --model, --vllm, --endpoint", "What is played"
 REMOTE, LOCAL = "On a server that runs elsewhere", "Else, on this machine"
 LIMITS, SAMPLING, HOW, OUTPUT = "What ends a rollout", "How is sampled", "How it is run", "What comes of it"
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+MODEL = _ModelFolder(exists=True, file_okay=False, path_type=Path)
 COUNT = click.IntRange(min=1)
 SECONDS = click.FloatRange(min=0, min_open=True)
 
@@ -37,7 +51,7 @@ def _read_tasks(ctx: click.Context, parameter: click.Parameter, given: Sequence[
 
 @click.command("rollout", cls=GroupedCommand)
 @click.argument("id", metavar="ENV")
-@option("--model", type=FOLDER, group=WHO, metavar="FOLDER", help="A model's folder; it is run in this process.")
+@option("--model", type=MODEL, group=WHO, metavar="FOLDER", help="A model's folder; it is run in this process.")
 @option(
     "--backend",
     type=click.Choice(["auto", "vllm", "transformers"]),

@@ -1,5 +1,6 @@
 """The rollout engine: many rollouts in flight, each finishing when it finishes."""
 
+import asyncio
 import functools
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import aclosing
@@ -78,6 +79,7 @@ class RolloutEngine:
         self._stages = Stages(self._sessions, chat, generator, self.sampling, self.limits, self.concurrency)
         self._flows: set[Flow[Any]] = set()
         self._thread: LoopThread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -264,6 +266,10 @@ class RolloutEngine:
 
     def _flow(self, requests: Requests, unit: Callable[[int, RolloutRequest], Unit[T]], **settings: Any) -> Flow[T]:
         self._check_open()
+        loop = asyncio.get_running_loop()
+        if self._loop not in (None, loop):
+            raise RuntimeError("an engine works in one event loop, and this is another: make an engine for each")
+        self._loop = loop
         return Flow(self._stages, self._flows, requests, unit, room=self.concurrency.in_flight, **settings)
 
     def _group_flow(self, requests: Requests, grouping: Grouping, **settings: Any) -> Flow[Group]:

@@ -27,6 +27,7 @@ Parser = Callable[[str], Any]
 """Reads the text of a turn into a `renderers.ParsedResponse`."""
 
 _PROBE = "probe-3f7a"
+_TELLING = "[aB]  c,|d"
 _CALL: Message = {"id": "call00000", "type": "function", "function": {"name": _PROBE, "arguments": {}}}
 _TOOL = {"type": "function", "function": {"name": _PROBE, "description": "", "parameters": {"type": "object"}}}
 _USER: Message = {"role": "user", "content": "x"}
@@ -58,6 +59,13 @@ class TemplateRenderer:
         if _PROBE not in self._probe([{"role": "user", "content": _PROBE}]):
             self._wants_blocks = True
             self._wants_blocks = _PROBE in self._probe([{"role": "user", "content": _PROBE}])
+        shown = self._probe([{"role": "user", "content": _TELLING}])
+        if shown and _TELLING not in shown:
+            logger.warning(
+                "the chat template of %r changes what messages say: text of an environment may come out of it as a"
+                " control token, which nothing notices",
+                self._name,
+            )
         self._knows_tools = _PROBE in self._probe([_USER], tools=[_TOOL])
         self._knows_calls = _PROBE in self._probe([_USER, {"role": "assistant", "content": "", "tool_calls": [_CALL]}])
         self._knows_reasoning = _PROBE in self._probe(

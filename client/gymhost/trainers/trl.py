@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from gymhost.rollout import Chat, Concurrency, Generator, Limits, RolloutEngine, RolloutRequest, Store, Trajectory
 from gymhost.trainers.connection import Connection
@@ -79,7 +80,8 @@ class Environments:
     - `rollouts/truncated`, and `rollouts/truncated/LIMIT` by what ended them;
     - `rollouts/queue_seconds`, `init_seconds`, `run_seconds`, `eval_seconds` by stage, and of `run` what the model took
       (`generation_seconds`) and what the environment did (`environment_seconds`);
-    - `rubrics/NAME`; and with several environments all of that matters as `environments/NAME/...`.
+    - `rubrics/NAME`; and with several environments `environments/NAME/reward`, `.../turns`, `.../failed`,
+      `.../truncated` and `.../rubrics/RUBRIC` of each.
 
     `GRPOConfig(log_completions=True)` shows the conversations, and how each ended. `store=` keeps everything:
     `gymhost view FOLDER` shows it, also while the training goes on.
@@ -353,17 +355,28 @@ class Environments:
             accelerator = trainer.accelerator
             if accelerator.num_processes > 1:
                 path = path / f"rank-{accelerator.process_index}"
-            if path.is_dir() and any(path.iterdir()):
-                self._store = Store.open(path, writing=True)
-            else:
-                self._store = Store.create(
-                    path, {"environments": list(self.envs), "output_dir": trainer.args.output_dir}
-                )
+            self._store = _store(path, {"environments": list(self.envs), "output_dir": trainer.args.output_dir})
         try:
             for trajectory in trajectories:
                 self._store.append(trajectory, _tokenizer(trainer))
         except OSError as error:
             logger.warning("rollouts of step %d could not be kept: %s", trainer.state.global_step, error)
+
+
+_stores: WeakValueDictionary[Path, Store] = WeakValueDictionary()
+"""Those that are open: nobody closes them, and a second training in this process may go on where the first ended."""
+
+
+def _store(path: Path, settings: dict[str, Any]) -> Store:
+    path = path.resolve()
+    store = _stores.get(path)
+    if store is None:
+        if path.is_dir() and any(path.iterdir()):
+            store = Store.open(path, writing=True)
+        else:
+            store = Store.create(path, settings)
+        _stores[path] = store
+    return store
 
 
 def _tokenizer(trainer: Any) -> Any:
