@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -163,6 +164,25 @@ async def test_an_observation_that_is_far_too_long_is_not_even_encoded(
         [trajectory] = await rollouts.collect(requests(1))
     assert (trajectory.outcome.kind, trajectory.outcome.limit) == ("truncated", limit)
     assert trajectory.messages[-1]["role"] == "assistant"
+
+
+async def test_while_a_long_text_is_encoded_other_rollouts_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    here: list[bool] = []
+    extend = Conversation.extend
+
+    def noted(self: Conversation, messages: Any) -> Any:
+        here.append(threading.current_thread() is threading.main_thread())
+        return extend(self, messages)
+
+    monkeypatch.setattr(Conversation, "extend", noted)
+    texts = ["short", "abab " * 4_000]
+    generator = Cutter(*[(SAY, "stop", 1)] * 3)
+    trajectory, _ = await play(
+        generator, lambda env, _: go_on(tool(texts[len(env.said) - 1])) if len(env.said) < 3 else end()
+    )
+    assert trajectory.outcome.kind == "terminated"
+    assert here == [True, False]
+    assert trajectory.completion_ids[: -len(SAY)] == generator.asked[-1][0][len(trajectory.prompt_ids) :]
 
 
 @pytest.mark.parametrize(

@@ -172,10 +172,13 @@ class Play:
             messages = as_messages(observation)
             if not messages:
                 raise ValueError("the environment neither ended the episode nor said anything for the model to answer")
-            # A text that is far too long is not even encoded: all other rollouts would wait for it.
-            if self._chat and (limit := self._passed(conversation, self._chat.least_tokens(messages))):
-                return Outcome(kind="truncated", limit=limit)
-            extension = conversation.extend(messages)
+            if least := self._chat.least_tokens(messages) if self._chat else 0:
+                if limit := self._passed(conversation, least):
+                    return Outcome(kind="truncated", limit=limit)
+                # All other rollouts would have to wait while a long text is encoded.
+                extension = await asyncio.to_thread(conversation.extend, messages)
+            else:
+                extension = conversation.extend(messages)
             if limit := self._passed(conversation, conversation.tokens_with(extension)):
                 return Outcome(kind="truncated", limit=limit)
             conversation.add(extension)
