@@ -20,7 +20,7 @@ export TOKENIZERS_PARALLELISM = false
 export VLLM_CPU_KVCACHE_SPACE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-rllib lint format proto bench clean
+.PHONY: help demo test test-rllib test-trainers lint format proto bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -40,6 +40,9 @@ test: .venv/installed ## run all tests; ARGS="-k words" goes to pytest
 
 test-rllib: .venv-rllib/installed ## run RLlib's tests, in a virtual environment of their own
 	@.venv-rllib/bin/python -m pytest tests/rllib $(ARGS)
+
+test-trainers: .venv-trainers/installed ## run the tests of verl and SkyRL, in a virtual environment of their own
+	@.venv-trainers/bin/python -m pytest tests/other_trainers $(ARGS)
 
 lint: .venv/installed ## check style, types and import layers
 	@fine=true; for check in "ruff check" "ruff format --check" "pyright" "lint-imports"; do \
@@ -80,4 +83,13 @@ endif
 	@$(PYTHON) -m venv .venv-rllib
 	@.venv-rllib/bin/python -m pip -qq install --upgrade "pip>=25.1"
 	@.venv-rllib/bin/python -m pip -qq install --editable ".[rllib,server]" --group rllib
+	@touch $@
+
+.venv-trainers/installed: pyproject.toml
+	@echo "== Making .venv-trainers with $(PYTHON): some minutes"
+	@$(PYTHON) -m venv .venv-trainers
+	@.venv-trainers/bin/python -m pip -qq install --upgrade "pip>=25.1"
+	@.venv-trainers/bin/python -m pip -qq install --editable ".[data,rollout,server]" --group trainers
+# It asks for Python 3.12, for which it wants CUDA's torch; what is tested of it runs on 3.11 too.
+	@.venv-trainers/bin/python -m pip -qq install --no-deps --ignore-requires-python "skyrl==0.4.*"
 	@touch $@

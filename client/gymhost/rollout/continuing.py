@@ -89,13 +89,13 @@ def _checked(piece: Generation, room: int) -> Generation:
         version = operator.index(piece.policy_version)
         ids = array("q", piece.token_ids).tolist()
         logprobs = array("d", piece.logprobs).tolist()
-        versions = [version] * len(ids) if piece.token_versions is None else array("q", piece.token_versions).tolist()
+        versions = None if piece.token_versions is None else array("q", piece.token_versions).tolist()
         generation = Generation(
             ids,
             logprobs,
             piece.finish_reason,
             version,
-            bool(piece.mixed_versions) or len(set(versions)) > 1,
+            bool(piece.mixed_versions) or len(set(versions or ())) > 1,
             versions,
             str(piece.generator),
         )
@@ -116,8 +116,8 @@ def _problem(piece: Generation, room: int) -> str | None:
         return f"{len(ids)} ids were sampled where {room} were asked for"
     if ids and not (min(ids) >= 0 and max(ids) < _IDS):
         return f"ids were sampled that are none: {min(ids)} to {max(ids)}"
-    if versions and min(versions) < 0:
-        return f"a policy version is {min(versions)}, and must be 0 or more"
+    if (oldest := min(piece.token_versions or (piece.policy_version,))) < 0:
+        return f"a policy version is {oldest}, and must be 0 or more"
     if logprobs and not (math.isfinite(sum(logprobs)) and max(logprobs) <= _ROUNDING):
         odd = next((value for value in logprobs if not (math.isfinite(value) and value <= _ROUNDING)), sum(logprobs))
         return f"a log-prob is {odd}, and must be a number, finite and not above 0"
