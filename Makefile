@@ -23,7 +23,7 @@ export VLLM_CPU_KVCACHE_SPACE = 1
 .PHONY: help demo test test-rllib test-trainers lint format proto bench clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
 
 demo: .venv/installed ## train a small model on a hosted environment: about 10 minutes on 2 cores
 	@$(BIN)/python -m examples.demo $(ARGS)
@@ -56,7 +56,7 @@ format: .venv/installed ## let ruff mend what it can
 proto: ## generate the modules of proto/gymhost/v1
 	@$(PYTHON) proto/generate.py
 
-bench: .venv/installed ## compare throughput with bare gRPC and with peers: about 20 minutes; ARGS="w1 --rounds 2"
+bench: .venv/installed ## compare throughput with bare gRPC and with peers: about half an hour; ARGS="w1 --rounds 2"
 	@$(BIN)/python -m tests.benchmarks $(ARGS)
 
 clean: ## remove all that make installed and built
