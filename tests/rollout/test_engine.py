@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -291,3 +291,16 @@ def test_numbers_of_numpy_are_plain_ones_in_requests() -> None:
 def test_stages_need_a_place() -> None:
     with pytest.raises(ValueError, match=r"Concurrency\.run must be 1 or more, not 0"):
         Concurrency(run=0)
+
+
+def test_requests_that_end_the_program_end_the_call() -> None:
+    def until_told_to_exit() -> Iterator[RolloutRequest]:
+        yield from requests(3)
+        raise SystemExit(3)
+
+    rollouts = engine(LocalSource(lambda: Talk(lambda *_: end())), lambda *_: SAY)
+    try:
+        with pytest.raises(SystemExit, match="3"):
+            rollouts.collect_sync(until_told_to_exit())
+    finally:
+        rollouts.close_sync()

@@ -223,7 +223,7 @@ class Flow(Generic[T]):
         except asyncio.CancelledError:
             self._fail(RuntimeError("what the requests waited for was cancelled"))
             raise
-        except Exception as error:  # noqa: BLE001 - it is raised where results are taken
+        except BaseException as error:  # noqa: BLE001 - it is raised where results are taken, SystemExit too
             self._fail(error)
 
     async def _wanted(self) -> None:
