@@ -17,7 +17,7 @@ settings.register_profile(
 )
 settings.load_profile("gymhost")
 
-_HEAVY_MODULE = re.compile(r"^pytestmark = pytest\.mark\.heavy$", re.MULTILINE)
+_HEAVY_MODULE = re.compile(r"^pytestmark = \[?pytest\.mark\.heavy\b", re.MULTILINE)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
