@@ -180,6 +180,22 @@ async def test_init_works_ahead_of_run_only_so_far() -> None:
         assert len(await batch) == 12
 
 
+def test_waiting_for_a_place_is_no_part_of_the_time_that_init_has() -> None:
+    class Slow(Talk):
+        async def areset(self, **kwargs: Any) -> Any:
+            await asyncio.sleep(6)
+            return self.reset(**kwargs)
+
+    async def main() -> None:
+        source = LocalSource(lambda: Slow(lambda *_: end()))
+        limits, places = Limits(init_seconds=10, retries=0), Concurrency(init=1, run=4, eval=1, ahead=4)
+        async with engine(source, lambda *_: SAY, limits=limits, concurrency=places) as rollouts:
+            trajectories = await rollouts.collect(requests(5))
+        assert [trajectory.outcome.kind for trajectory in trajectories] == ["terminated"] * 5
+
+    simulated(main())
+
+
 async def test_evaluation_holds_no_place_of_a_rollout_that_generates() -> None:
     scored = asyncio.Event()
 

@@ -51,9 +51,10 @@ class bound:  # noqa: N801 - it reads as the function that it would be, and each
         self._limit = limit
         self._seconds = seconds
         self._fault: Fault = fault
-        self._scope = asyncio.timeout(seconds + late)
+        self._late = late
 
     async def __aenter__(self) -> None:
+        self._scope = asyncio.timeout(self._seconds + self._late)  # from now on, not from when the bound was made
         await self._scope.__aenter__()
 
     async def __aexit__(
