@@ -33,8 +33,9 @@ test: .venv/installed ## run all tests; ARGS="-k words" goes to pytest
 # Twice, since torch brings a Triton, and drawing a Mesa, that end a process which has both. 5 says that none was chosen.
 	@[ -z "$(NO_DOCKER)" ] || echo "== Without those of Docker: they want root and an engine (apt-get install docker.io)"
 	@[ -z "$(NO_BROWSER)" ] || echo "== Without those in a browser: they want Chromium (apt-get install chromium-driver)"
-	@core=0; $(BIN)/python -m pytest --core $(NO_DOCKER) $(NO_BROWSER) $(ARGS) || core=$$?; \
-	heavy=0; $(BIN)/python -m pytest -m heavy $(NO_BROWSER) $(ARGS) || heavy=$$?; \
+# Each part remembers what failed by itself: `ARGS=--last-failed` of a part in which nothing did would run all of it.
+	@core=0; $(BIN)/python -m pytest -o cache_dir=.pytest_cache/core --core $(NO_DOCKER) $(NO_BROWSER) $(ARGS) || core=$$?; \
+	heavy=0; $(BIN)/python -m pytest -o cache_dir=.pytest_cache/heavy -m heavy $(NO_BROWSER) $(ARGS) || heavy=$$?; \
 	[ $$core -eq 0 ] || [ $$core -eq 5 -a $$heavy -eq 0 ] || exit $$core; \
 	[ $$heavy -eq 0 ] || [ $$heavy -eq 5 ] || exit $$heavy
 

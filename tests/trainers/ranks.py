@@ -146,6 +146,9 @@ def main() -> None:
         "versions": [sorted({turn.policy_version for t in batch for turn in t.turns}) for batch in batches],
     }
     (arguments.folder / f"rank-{RANK}.json").write_text(json.dumps(seen))
+    # Left to the end of the process, the threads of the process group abort it now and then.
+    trainer.accelerator.wait_for_everyone()
+    trainer.accelerator.end_training()
 
 
 if __name__ == "__main__":
