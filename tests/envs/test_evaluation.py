@@ -92,7 +92,9 @@ def test_only_an_episode_that_is_not_scored_can_be() -> None:
     env.reset(options={"evaluate_apart": True})
     env.step(dig(5))
     env.reset()
-    assert env.evaluate()[1] == 0.0
+    env.step(dig(5))
+    with pytest.raises(ResetNeeded):
+        env.evaluate()
 
 
 async def test_a_rubric_that_fails_makes_the_evaluation_invalid() -> None:
