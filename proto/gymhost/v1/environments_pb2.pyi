@@ -446,6 +446,7 @@ class Error(google.protobuf.message.Message):
     TRACEBACK_FIELD_NUMBER: builtins.int
     LIMIT_FIELD_NUMBER: builtins.int
     LAST_SEQUENCE_FIELD_NUMBER: builtins.int
+    RETRY_AFTER_MS_FIELD_NUMBER: builtins.int
     message: builtins.str
     """One line that says what happened and, where there is one, which setting to change."""
     exception: builtins.str
@@ -455,6 +456,8 @@ class Error(google.protobuf.message.Message):
     """With TIMEOUT: `command` (the caller's time left), `reset`, `step`, `episode`, `tool`."""
     last_sequence: builtins.int
     """With OUT_OF_SEQUENCE: the last number that ran."""
+    retry_after_ms: builtins.int
+    """With CAPACITY and UNAVAILABLE: after how many milliseconds it is worth asking again; 0 where that is not known."""
     def __init__(
         self,
         *,
@@ -463,8 +466,9 @@ class Error(google.protobuf.message.Message):
         traceback: builtins.str = ...,
         limit: builtins.str = ...,
         last_sequence: builtins.int = ...,
+        retry_after_ms: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["exception", b"exception", "last_sequence", b"last_sequence", "limit", b"limit", "message", b"message", "traceback", b"traceback"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["exception", b"exception", "last_sequence", b"last_sequence", "limit", b"limit", "message", b"message", "retry_after_ms", b"retry_after_ms", "traceback", b"traceback"]) -> None: ...
 
 global___Error = Error
 
@@ -1075,6 +1079,7 @@ class EnvironmentInfo(google.protobuf.message.Message):
     CONVERSATIONAL_FIELD_NUMBER: builtins.int
     METADATA_FIELD_NUMBER: builtins.int
     SOURCE_FIELD_NUMBER: builtins.int
+    REPLAYABLE_FIELD_NUMBER: builtins.int
     environment_id: builtins.str
     """Such as `gymhost/GuessNumber-v0`."""
     description: builtins.str
@@ -1089,6 +1094,10 @@ class EnvironmentInfo(google.protobuf.message.Message):
     """True for environments whose actions are assistant messages."""
     source: builtins.str
     """The distribution that registered it, such as `gymhost 0.1.0`; empty where that is not known."""
+    replayable: builtins.bool
+    """Whether the same commands after the same seeded reset give the same replies, in another process too: an episode whose
+    worker or server dies can then go on elsewhere, by repeating them.
+    """
     @property
     def observation_space(self) -> gymhost.v1.values_pb2.Space:
         """What follows is set by GetEnvironment only."""
@@ -1120,9 +1129,10 @@ class EnvironmentInfo(google.protobuf.message.Message):
         conversational: builtins.bool = ...,
         metadata: gymhost.v1.values_pb2.Value | None = ...,
         source: builtins.str = ...,
+        replayable: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["action_space", b"action_space", "metadata", b"metadata", "observation_space", b"observation_space"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["action_space", b"action_space", "conversational", b"conversational", "description", b"description", "environment_id", b"environment_id", "isolation", b"isolation", "metadata", b"metadata", "native_vector", b"native_vector", "observation_space", b"observation_space", "reset_timeout_ms", b"reset_timeout_ms", "run_mode", b"run_mode", "source", b"source", "splits", b"splits", "step_timeout_ms", b"step_timeout_ms", "tools", b"tools"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["action_space", b"action_space", "conversational", b"conversational", "description", b"description", "environment_id", b"environment_id", "isolation", b"isolation", "metadata", b"metadata", "native_vector", b"native_vector", "observation_space", b"observation_space", "replayable", b"replayable", "reset_timeout_ms", b"reset_timeout_ms", "run_mode", b"run_mode", "source", b"source", "splits", b"splits", "step_timeout_ms", b"step_timeout_ms", "tools", b"tools"]) -> None: ...
 
 global___EnvironmentInfo = EnvironmentInfo
 
@@ -1305,6 +1315,7 @@ class CreateSessionRequest(google.protobuf.message.Message):
     VECTORIZATION_FIELD_NUMBER: builtins.int
     WRAPPERS_FIELD_NUMBER: builtins.int
     CHANGES_FIELD_NUMBER: builtins.int
+    PRIORITY_FIELD_NUMBER: builtins.int
     environment_id: builtins.str
     idempotency_key: builtins.bytes
     """16 random bytes made by the client. A create with a key that the caller used before gives the same session."""
@@ -1324,6 +1335,10 @@ class CreateSessionRequest(google.protobuf.message.Message):
     """For a vector session."""
     changes: builtins.bool
     """The client of a vector session keeps batches, and will say which."""
+    priority: builtins.int
+    """Where the server is full: a create of higher priority gets a place before those of lower ones; within a priority the
+    first to come is the first to get one.
+    """
     @property
     def kwargs(self) -> gymhost.v1.values_pb2.Value:
         """Keyword arguments for the environment, a map; `render_mode` is one of them."""
@@ -1346,9 +1361,10 @@ class CreateSessionRequest(google.protobuf.message.Message):
         vectorization: global___Vectorization.ValueType = ...,
         wrappers: collections.abc.Iterable[global___WrapperSpec] | None = ...,
         changes: builtins.bool = ...,
+        priority: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_task", b"_task", "kwargs", b"kwargs", "task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_task", b"_task", "autoreset_mode", b"autoreset_mode", "changes", b"changes", "environment_id", b"environment_id", "idempotency_key", b"idempotency_key", "idle_timeout_ms", b"idle_timeout_ms", "kwargs", b"kwargs", "num_envs", b"num_envs", "split", b"split", "task", b"task", "vectorization", b"vectorization", "wrappers", b"wrappers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_task", b"_task", "autoreset_mode", b"autoreset_mode", "changes", b"changes", "environment_id", b"environment_id", "idempotency_key", b"idempotency_key", "idle_timeout_ms", b"idle_timeout_ms", "kwargs", b"kwargs", "num_envs", b"num_envs", "priority", b"priority", "split", b"split", "task", b"task", "vectorization", b"vectorization", "wrappers", b"wrappers"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_task", b"_task"]) -> typing.Literal["task"] | None: ...
 
 global___CreateSessionRequest = CreateSessionRequest
@@ -1424,6 +1440,7 @@ class CreateSessionResponse(google.protobuf.message.Message):
     BATCHED_OBSERVATION_SPACE_FIELD_NUMBER: builtins.int
     BATCHED_ACTION_SPACE_FIELD_NUMBER: builtins.int
     EVALUATES_FIELD_NUMBER: builtins.int
+    REPLAYABLE_FIELD_NUMBER: builtins.int
     session_id: builtins.str
     """Secret: whoever has it and the identity can drive the session."""
     render_mode: builtins.str
@@ -1435,6 +1452,8 @@ class CreateSessionResponse(google.protobuf.message.Message):
     """Opens the session on the direct path."""
     evaluates: builtins.bool
     """Whether the session knows EVALUATE."""
+    replayable: builtins.bool
+    """See EnvironmentInfo."""
     @property
     def lanes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The session's lanes; one, so far."""
@@ -1484,9 +1503,10 @@ class CreateSessionResponse(google.protobuf.message.Message):
         batched_observation_space: gymhost.v1.values_pb2.Space | None = ...,
         batched_action_space: gymhost.v1.values_pb2.Space | None = ...,
         evaluates: builtins.bool = ...,
+        replayable: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["action_space", b"action_space", "batched_action_space", b"batched_action_space", "batched_observation_space", b"batched_observation_space", "metadata", b"metadata", "observation_space", b"observation_space", "spec", b"spec"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["action_space", b"action_space", "attributes", b"attributes", "batched_action_space", b"batched_action_space", "batched_observation_space", b"batched_observation_space", "conversational", b"conversational", "direct_token", b"direct_token", "evaluates", b"evaluates", "lanes", b"lanes", "made_ms", b"made_ms", "metadata", b"metadata", "observation_space", b"observation_space", "queued_ms", b"queued_ms", "render_mode", b"render_mode", "session_id", b"session_id", "spec", b"spec", "tools", b"tools"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["action_space", b"action_space", "attributes", b"attributes", "batched_action_space", b"batched_action_space", "batched_observation_space", b"batched_observation_space", "conversational", b"conversational", "direct_token", b"direct_token", "evaluates", b"evaluates", "lanes", b"lanes", "made_ms", b"made_ms", "metadata", b"metadata", "observation_space", b"observation_space", "queued_ms", b"queued_ms", "render_mode", b"render_mode", "replayable", b"replayable", "session_id", b"session_id", "spec", b"spec", "tools", b"tools"]) -> None: ...
 
 global___CreateSessionResponse = CreateSessionResponse
 
