@@ -20,7 +20,7 @@ export TOKENIZERS_PARALLELISM = false
 export VLLM_CPU_KVCACHE_SPACE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-rllib test-trainers lint format proto bench clean
+.PHONY: help demo learning test test-rllib test-trainers chaos soak lint format proto bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -29,13 +29,18 @@ demo: .venv/installed ## train a small model on a hosted environment: about 10 m
 	@$(BIN)/python -m examples.demo $(ARGS)
 
 test: .venv/installed ## run all tests; ARGS="-k words" goes to pytest
-	@echo "== All tests, in two parts, but those of RLlib, which pins Gymnasium: they are \`make test-rllib\`"
-# Twice, since torch brings a Triton, and drawing a Mesa, that end a process which has both. 5 says that none was chosen.
+	@echo "== All tests, in two parts, but those of RLlib, verl and SkyRL: \`make test-rllib\`, \`make test-trainers\`"
+# In two processes, since torch brings a Triton, and drawing a Mesa, that end a process which has both; side by side, since most
+# tests wait more than they compute. What a shell runs beside would ignore Ctrl-C. 5 says that no test was chosen.
+# Each part remembers what failed by itself: `ARGS=--last-failed` of a part in which nothing did would run all of it.
 	@[ -z "$(NO_DOCKER)" ] || echo "== Without those of Docker: they want root and an engine (apt-get install docker.io)"
 	@[ -z "$(NO_BROWSER)" ] || echo "== Without those in a browser: they want Chromium (apt-get install chromium-driver)"
-# Each part remembers what failed by itself: `ARGS=--last-failed` of a part in which nothing did would run all of it.
-	@core=0; $(BIN)/python -m pytest -o cache_dir=.pytest_cache/core --core $(NO_DOCKER) $(NO_BROWSER) $(ARGS) || core=$$?; \
-	heavy=0; $(BIN)/python -m pytest -o cache_dir=.pytest_cache/heavy -m heavy $(NO_BROWSER) $(ARGS) || heavy=$$?; \
+	@said=$$(mktemp); trap 'rm -f $$said' EXIT; \
+	env --default-signal=INT $(BIN)/python -m pytest -o cache_dir=.pytest_cache/heavy -m heavy $(NO_BROWSER) $(ARGS) >$$said 2>&1 & \
+	beside=$$!; core=0; heavy=0; \
+	$(BIN)/python -m pytest -o cache_dir=.pytest_cache/core --core $(NO_DOCKER) $(NO_BROWSER) $(ARGS) || core=$$?; \
+	echo "== What torch, TRL and vLLM are needed for has run beside, or goes on"; \
+	wait $$beside || heavy=$$?; cat $$said; \
 	[ $$core -eq 0 ] || [ $$core -eq 5 -a $$heavy -eq 0 ] || exit $$core; \
 	[ $$heavy -eq 0 ] || [ $$heavy -eq 5 ] || exit $$heavy
 
@@ -56,6 +61,15 @@ format: .venv/installed ## let ruff mend what it can
 
 proto: ## generate the modules of proto/gymhost/v1
 	@$(PYTHON) proto/generate.py
+
+learning: .venv/installed ## repeat the learning curves of the README: about an hour on 2 cores; ARGS="--runs mix"
+	@$(BIN)/python -m examples.learning $(ARGS)
+
+chaos: .venv/installed ## inject faults for an hour, and look for what is lost or left; ARGS="--seconds 600 --seed 7"
+	@PYTHONPATH=tests $(BIN)/python -m chaos $(ARGS)
+
+soak: .venv/installed ## what takes long: half an hour of play with flat memory, storms of clients, three minutes of silence
+	@PYTHONPATH=tests $(BIN)/python -m chaos.soak $(ARGS)
 
 bench: .venv/installed ## compare throughput with bare gRPC and with peers: about half an hour; ARGS="w1 --rounds 2"
 	@$(BIN)/python -m tests.benchmarks $(ARGS)

@@ -37,15 +37,12 @@ def make(folder: Path, *, games: int = 1500, steps: int = 250, blind: float = 0.
     """
     folder.mkdir(parents=True, exist_ok=True)
     played = _play(folder / "server.log", games, blind, seed)
-    tools = [{"type": "function", "function": tool} for tool in played[0].tools]
-    conversations = [game.messages for game in played]
-    tokenizer = build_tokenizer(conversations[:500], tools)
+    tokenizer = build_tokenizer(played[:500])
     model = build_model(tokenizer, seed)
     fine_tune(
         model,
         tokenizer,
-        conversations,
-        tools,
+        played,
         renderer=Qwen3RendererConfig(thinking_retention="all"),
         steps=steps,
         seed=seed,

@@ -17,17 +17,9 @@ import signal
 import sys
 from pathlib import Path
 
-from examples.demo.quiet import stderr_to
+from examples.demo.quiet import LIBRARIES, stderr_to
 
-# These are read when the libraries are imported. On shared cores threads that wait for each other cost more than they
-# bring.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-os.environ.setdefault("MASTER_PORT", "0")
+os.environ.update(LIBRARIES | os.environ)
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ class Player(Protocol):
 
 @dataclass(frozen=True)
 class Game:
-    """A game that was played: what was said in it, with which tools, and whether it was won."""
+    """A game that was played: what was said in it, with which tools (as chat templates take them), and how it ended."""
 
     messages: list[Message]
     tools: list[dict[str, Any]]
@@ -63,9 +63,13 @@ async def play_games(
                     observation, _, terminated, truncated, info = await session.step(action)
                     messages += [action, *observation]
                     over = terminated or truncated
-                games[place] = Game(messages, list(session.tools), won=info["rewards"]["win"] == 1.0)
+                games[place] = Game(messages, _tools(session.tools), won=info["rewards"]["win"] == 1.0)
 
     # Over gRPC although the server is on this machine, as it would be from another.
     async with connect(address, token=token, direct=False) as server:
         await asyncio.gather(*(play_in_one_session() for _ in range(at_once)))
     return [games[place] for place in sorted(games)]
+
+
+def _tools(tools: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": tool} for tool in tools]

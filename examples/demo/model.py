@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl.chat_template_utils import qwen3_chat_template
+
+from examples.demo.games import Game
 
 SPECIAL_TOKENS = [
     "<|endoftext|>",
@@ -23,15 +24,14 @@ SPECIAL_TOKENS = [
     "<think>",
     "</think>",
 ]
-CONTEXT = 512
+CONTEXT = 1024
 
 
-def build_tokenizer(games: Iterable[list[dict[str, Any]]], tools: list[Any]) -> PreTrainedTokenizerFast:
-    """Trains a byte-level BPE tokenizer on conversations, so that a whole line of the game is a token or two.
+def build_tokenizer(games: Iterable[Game]) -> PreTrainedTokenizerFast:
+    """Trains a byte-level BPE tokenizer on what was said in games, so that a whole line of them is a token or two.
 
     Args:
-        games: Conversations, as lists of chat messages.
-        tools: The tools that the prompts present.
+        games: The games.
 
     Returns:
         A tokenizer with the chat template of Qwen3. Every number is one token.
@@ -40,7 +40,7 @@ def build_tokenizer(games: Iterable[list[dict[str, Any]]], tools: list[Any]) -> 
     pieces = re.compile("|".join(re.escape(token) for token in SPECIAL_TOKENS))
     lines: list[str] = []
     for game in games:
-        text = untrained.apply_chat_template(game, tools=tools, tokenize=False)
+        text = untrained.apply_chat_template(game.messages, tools=list(game.tools), tokenize=False)
         lines += [piece for piece in pieces.split(str(text)) if piece]
 
     backend = Tokenizer(models.BPE())

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import time
-import warnings
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from renderers import Qwen3RendererConfig
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from transformers.utils import logging as transformers_logging
 
 from examples.demo import report
 from examples.demo.games import Game, play_games
 from examples.demo.model import build_model, build_tokenizer, save
-from examples.demo.quiet import stderr_to
+from examples.demo.progress import console, progress
+from examples.demo.quiet import be_quiet, stderr_to
 from examples.demo.scripted import ScriptedPlayer
 from examples.demo.server import Server, environment_server
 from examples.demo.sft import fine_tune
@@ -39,7 +34,6 @@ BLIND = 0.3
 """The share of the scripted player's guesses that ignore what it was told."""
 
 RENDERER = Qwen3RendererConfig(thinking_retention="all")
-console = Console()
 
 
 @dataclass(frozen=True)
@@ -65,7 +59,7 @@ def run(plan: Plan, *, seed: int, output: Path) -> None:
         seed: Of everything that is random.
         output: A folder for what is kept; it is there.
     """
-    _be_quiet()
+    be_quiet()
     torch.set_num_threads(1)
     begun = time.monotonic()
 
@@ -77,20 +71,17 @@ def run(plan: Plan, *, seed: int, output: Path) -> None:
         lessons = _play(server, plan.games, "train", seed)
         examples = _play(server, plan.held_out, "test", seed + 1)
         scripted = _score([game.won for game in examples])
-        tools = [{"type": "function", "function": tool} for tool in lessons[0].tools]
-        conversations = [game.messages for game in lessons]
         console.print(f"A scripted, careless player played {plan.games} games. Held-out games won: {scripted}\n")
 
-        tokenizer = build_tokenizer(conversations[:500], tools)
+        tokenizer = build_tokenizer(lessons[:500])
         model = build_model(tokenizer, seed)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         console.print(f"A model: {parameters:,} parameters, and {len(tokenizer)} tokens made from the game's text.")
-        with _progress("SFT on these games", plan.sft_steps) as advance:
+        with progress("SFT on these games", plan.sft_steps) as advance:
             fine_tune(
                 model,
                 tokenizer,
-                conversations,
-                tools,
+                lessons,
                 renderer=RENDERER,
                 steps=plan.sft_steps,
                 seed=seed,
@@ -99,7 +90,7 @@ def run(plan: Plan, *, seed: int, output: Path) -> None:
         folder = save(model, tokenizer, output / "model-after-sft")
 
         with (
-            _progress("GRPO with vLLM over gRPC", plan.steps) as advance,
+            progress("GRPO with vLLM over gRPC", plan.steps) as advance,
             # Over gRPC although the server is on this machine, as it would be from another.
             connect(server.address, token=server.token, direct=False) as remote,
         ):
@@ -172,24 +163,6 @@ def _score(games: Iterable[bool]) -> report.Score:
     return report.Score(sum(results), len(results))
 
 
-@contextmanager
-def _progress(title: str, steps: int) -> Generator[Callable[[str], None]]:
-    """Shows a bar for something of many steps; yields what is to be called with a remark at each."""
-    done = 0
-
-    def advance(remark: str) -> None:
-        nonlocal done
-        done += 1
-        bars.update(bar, advance=1, remark=remark)
-        if not console.is_terminal and done % 10 == 0:  # a log has no bar that moves
-            console.print(f"{title}: step {done} of at most {steps}, {remark}")
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TextColumn("{task.fields[remark]}"), console=console) as bars:
-        bar = bars.add_task(title, total=steps, remark="")
-        yield advance
-
-
 def _write_games(
     scripted: Sequence[Game], taught: Sequence[Trajectory], trained: Sequence[Trajectory], path: Path, count: int = 3
 ) -> None:
@@ -197,12 +170,3 @@ def _write_games(
     for name, trajectories in (("after SFT", taught), ("after GRPO", trained)):
         parts += [f"== {name}: {as_text(trajectory)}" for trajectory in trajectories[:count]]
     path.write_text("\n".join(parts))
-
-
-def _be_quiet() -> None:
-    """Keeps what the libraries say about themselves out of the story."""
-    warnings.filterwarnings("ignore")
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    for name in ("vllm", "trl", "accelerate", "httpx"):
-        logging.getLogger(name).setLevel(logging.ERROR)

@@ -27,11 +27,12 @@ class Server:
 
 
 @contextlib.contextmanager
-def environment_server(log: Path) -> Generator[Server]:
+def environment_server(log: Path, *modules: str) -> Generator[Server]:
     """Runs an environment server on a free port, and stops it on leaving.
 
     Args:
         log: Where it logs.
+        *modules: Modules whose environments it has besides those of the shelf.
 
     Raises:
         RuntimeError: It did not start; the message has what it said.
@@ -40,7 +41,7 @@ def environment_server(log: Path) -> Generator[Server]:
     with log.open("w") as errors:
         # A session of its own: Ctrl-C in the terminal reaches the demo alone, which then stops the server.
         process = subprocess.Popen(
-            [sys.executable, "-m", "gymhost.cli", "serve", "--address", "127.0.0.1:0", "--grace", "2"],
+            [sys.executable, "-m", "gymhost.cli", "serve", *modules, "--address", "127.0.0.1:0", "--grace", "2"],
             env=os.environ | {"GYMHOST_TOKEN": token},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

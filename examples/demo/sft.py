@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -13,12 +13,13 @@ from renderers.base import build_training_sample
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
+from examples.demo.games import Game
+
 
 def fine_tune(
     model: Qwen3ForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
-    games: list[list[Any]],
-    tools: list[Any],
+    games: Sequence[Game],
     *,
     renderer: RendererConfig,
     steps: int,
@@ -35,8 +36,7 @@ def fine_tune(
     Args:
         model: Trained in place.
         tokenizer: The model's tokenizer.
-        games: Conversations of whole games.
-        tools: The tools that the prompts present.
+        games: Whole games; their prompts present the tools of each.
         renderer: How messages become tokens, as in the rollouts.
         steps: Optimizer steps.
         seed: Of the order of the games.
@@ -45,7 +45,10 @@ def fine_tune(
         learning_rate: At the first step; it falls to a twentieth.
     """
     writer = create_renderer(tokenizer, renderer)
-    samples = [build_training_sample(writer, game, tools=tools) for game in games]
+    samples = [
+        build_training_sample(writer, cast("list[Any]", game.messages), tools=cast("list[Any]", game.tools))
+        for game in games
+    ]
     rows = [(torch.tensor(s.token_ids), torch.tensor(s.loss_mask, dtype=torch.bool)) for s in samples]
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=1.0, end_factor=0.05, total_iters=steps)

@@ -29,11 +29,11 @@ class Follower(TrainerCallback):
 
     Args:
         on_step: Called after each step with the share of games won in it.
-        goal: The share of games won, over the last `window` steps, at which training ends.
+        goal: The share of games won, over the last `window` steps, at which training ends; None lets it go on.
         window: See `goal`.
     """
 
-    def __init__(self, on_step: Callable[[float], None], goal: float = 0.95, window: int = 10) -> None:
+    def __init__(self, on_step: Callable[[float], None], goal: float | None = 0.95, window: int = 10) -> None:
         self.wins: list[float] = []
         self.ratios: list[float] = []
         self._on_step = on_step
@@ -58,7 +58,7 @@ class Follower(TrainerCallback):
         self.ratios += [float(logs[f"sampling/importance_sampling_ratio/{name}"]) for name in ("min", "max")]
         self._on_step(self.wins[-1])
         recent = self.wins[-self._window :]
-        if len(recent) == self._window and sum(recent) / self._window >= self._goal:
+        if self._goal is not None and len(recent) == self._window and sum(recent) / self._window >= self._goal:
             control.should_training_stop = True
 
     @property
@@ -82,6 +82,7 @@ def make_trainer(
     steps: int,
     seed: int,
     folder: Path,
+    **settings: Any,
 ) -> GRPOTrainer:
     """Makes the GRPO trainer; the environments are one line of it.
 
@@ -94,39 +95,41 @@ def make_trainer(
         steps: The most optimizer steps.
         seed: Of everything that is random in the trainer.
         folder: For the trainer's own files.
+        **settings: Of the `GRPOConfig`, in place of those here.
     """
-    config = GRPOConfig(
-        output_dir=str(folder),
-        seed=seed,
-        max_steps=steps,
-        per_device_train_batch_size=tasks_a_step * GAMES_A_TASK,
-        num_generations=GAMES_A_TASK,
-        steps_per_generation=1,
-        max_completion_length=128,
+    chosen: dict[str, Any] = {
+        "output_dir": str(folder),
+        "seed": seed,
+        "max_steps": steps,
+        "per_device_train_batch_size": tasks_a_step * GAMES_A_TASK,
+        "num_generations": GAMES_A_TASK,
+        "steps_per_generation": 1,
+        "max_completion_length": 128,
         # The rate is near the highest at which so small a model does not collapse; the warm-up matters.
-        learning_rate=2e-3,
+        "learning_rate": 2e-3,
         # Adam steps as far for a tiny gradient as for a large one, which wears down the format of the calls; this does
         # not let it.
-        adam_epsilon=3e-5,
-        lr_scheduler_type="constant_with_warmup",
-        warmup_steps=5,
-        adam_beta2=0.95,
-        beta=0.0,
+        "adam_epsilon": 3e-5,
+        "lr_scheduler_type": "constant_with_warmup",
+        "warmup_steps": 5,
+        "adam_beta2": 0.95,
+        "beta": 0.0,
         # Without this bonus some runs settle on a strategy that never finds one of the numbers.
-        entropy_coef=0.02,
+        "entropy_coef": 0.02,
         # The tasks come in the order of the dataset, in which each batch holds every number once.
-        shuffle_dataset=False,
-        use_vllm=True,
-        vllm_mode="colocate",
-        vllm_max_model_length=512,
-        vllm_gpu_memory_utilization=0.2,
-        bf16=False,
-        gradient_checkpointing=False,
-        logging_steps=1,
-        report_to="none",
-        save_strategy="no",
-        disable_tqdm=True,
-    )
+        "shuffle_dataset": False,
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "vllm_max_model_length": 512,
+        "vllm_gpu_memory_utilization": 0.2,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "logging_steps": 1,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+    }
+    config = GRPOConfig(**chosen | settings)
     trainer = GRPOTrainer(
         model=model,
         args=config,

@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks [w1|w2|idle|sandboxes|rollouts]`: runs what is asked for, or all, and writes a report."""
+"""`python -m tests.benchmarks [WORKLOAD]`: runs a workload, or all, and writes a report."""
 
 import argparse
 import itertools
@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks import idle, machine, report, rollouts, rounds, sandboxes
-from tests.benchmarks.contenders import BACKENDS, ROLLOUTS, SANDBOXES, W1, W2, Cell, Contender
+from tests.benchmarks import idle, machine, report, rollouts, rounds, sandboxes, training
+from tests.benchmarks.contenders import BACKENDS, ROLLOUTS, SANDBOXES, TRAINING, W1, W2, Cell, Contender
 from tests.benchmarks.processes import ROOT
 
+_WORKLOADS = ("w1", "w2", "idle", "sandboxes", "rollouts", "training")
 _IDLE_USUAL = 15.0
 
 
@@ -26,14 +27,18 @@ def main() -> None:
     played: list[rollouts.Part] = []
     if options.what in (None, "rollouts"):
         played = rollouts.parts(options.rollouts, options.scale, lambda contender: _wanted(contender, options))
-    if not cells and not played and options.what != "idle":
-        known = (*W1, *(cell.contender for cell in (*W2, *SANDBOXES)), *itertools.chain(*ROLLOUTS.values()))
+    trained: list[rollouts.Part] = []
+    if options.what in (None, "training"):
+        trained = training.parts(options.training, lambda contender: _wanted(contender, options))
+    if not cells and not played and not trained and options.what != "idle":
+        known = (*W1, *(cell.contender for cell in (*W2, *SANDBOXES)), *itertools.chain(*ROLLOUTS.values()), *TRAINING)
         names = {contender.name for contender in known}
         sys.exit(f"no contender has {' or '.join(options.only)} in its name; there are {'; '.join(sorted(names))}")
     usual = sum(rounds.estimate(each, options.rounds, options.seconds) for each in cells.values())
     idle_wanted = options.what in (None, "idle")
     usual += _IDLE_USUAL if idle_wanted else 0.0
     usual += rollouts.estimate(played, options.rounds, options.in_flight) if played else 0.0
+    usual += training.estimate(trained, options.rounds)
     print(f"this takes about {usual / 60:.1f} minutes on a quiet machine", file=sys.stderr)
 
     records: list[dict[str, Any]] = []
@@ -56,6 +61,8 @@ def main() -> None:
             idle.run(options.sessions, note)
         if played:
             rollouts.run(played, options.rounds, options.in_flight, note)
+        if trained:
+            training.run(trained, options.rounds, note)
     text = report.render(records)
     output.with_suffix(".md").write_text(text)
     print(text)
@@ -63,9 +70,9 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    about = "Compares throughput and rollouts with bare gRPC and with peers, and weighs what is idle."
+    about = "Compares throughput, rollouts and training with bare gRPC and with peers, and weighs what is idle."
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=about)
-    parser.add_argument("what", nargs="?", choices=("w1", "w2", "idle", "sandboxes", "rollouts"), help="run this alone")
+    parser.add_argument("what", nargs="?", choices=_WORKLOADS, help="run this alone")
     parser.add_argument("--rounds", type=int, default=5, help="how often each cell is run (5)")
     parser.add_argument("--seconds", type=float, default=1.0, help="the window of a cell (1)")
     parser.add_argument("--sizes", type=_numbers, default=[1, 64, 512], help="numbers of sessions of W1 (1,64,512)")
@@ -79,6 +86,9 @@ def _options() -> argparse.Namespace:
         "--rollouts", type=_numbers, default=[256, 64, 1000], help="how many in each of three parts (256,64,1000)"
     )
     parser.add_argument("--scale", type=float, default=0.1, help="how long rollouts wait in the first part (0.1)")
+    parser.add_argument(
+        "--training", type=_numbers, default=[64, 64], help="rollouts of a training step in each of two parts (64,64)"
+    )
     parser.add_argument("--in-flight", type=int, default=4096, help="rollouts that are held in flight (4096)")
     parser.add_argument("--output", type=Path, metavar="FILE.jsonl", help="the report goes beside it, to FILE.md")
     return parser.parse_args()

@@ -185,3 +185,21 @@ ROLLOUTS = {
         _TRL,
     ),
 }
+
+
+# -- Training steps ----------------------------------------------------------------------------------------------------
+
+TRAIN_LOCAL = "TRL's environment_factory"
+TRAIN_REMOTE = "gymhost remote_environment in its place"
+TRAIN_ROLLOUTS = "gymhost Environments"
+
+
+def _trains(variant: str) -> tuple[str, ...]:
+    return ("tests.benchmarks.training_client", variant)
+
+
+TRAINING = (
+    Contender(TRAIN_LOCAL, None, _trains("local"), slow=True),
+    Contender(TRAIN_REMOTE, "rollouts", _trains("remote"), slow=True),
+    Contender(TRAIN_ROLLOUTS, "rollouts", _trains("rollouts")),
+)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.benchmarks import contenders as who
-from tests.benchmarks import rollout_report
+from tests.benchmarks import rollout_report, training_report
 from tests.benchmarks.contenders import Cell
 from tests.benchmarks.tables import failed, missing, spread, table
 
@@ -93,6 +93,8 @@ def render(records: Sequence[Record]) -> str:
     if "rollouts" in by_kind:
         parts += rollout_report.render(by_kind["rollouts"])
     parts += rollout_report.in_flight(by_kind.get("rollouts in flight", []))
+    if "training" in by_kind:
+        parts += training_report.render(by_kind["training"])
     return "\n\n".join(parts) + "\n"
 
 

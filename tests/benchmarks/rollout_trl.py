@@ -64,11 +64,23 @@ class Played(Exception):
     """The loop has ended."""
 
 
-class Trainer(GRPOTrainer):
-    """A trainer whose model is simulated, and that ends where the rollouts do."""
+class Simulated(GRPOTrainer):
+    """A trainer whose model is simulated while it samples."""
 
     model_of_plan: Model
     slots: Slots
+
+    def _generate_single_turn(self, prompt_ids: Any, *_: Any, **__: Any) -> Any:
+        sampled = [list(self.model_of_plan.answer(ids)) for ids in prompt_ids]
+        now = time.perf_counter()
+        end = max(self.slots.take(len(ids), now) for ids in sampled)
+        time.sleep(max(0.0, end - time.perf_counter()))
+        return sampled, [[-1.0] * len(ids) for ids in sampled]
+
+
+class Trainer(Simulated):
+    """One that ends where the rollouts do."""
+
     played: Any
 
     def play(self, plan: Plan, slots: Slots) -> list[int]:
@@ -88,30 +100,27 @@ class Trainer(GRPOTrainer):
         _, _, _, self.played, *_ = super()._generate(prompts)
         raise Played
 
-    def _generate_single_turn(self, prompt_ids: Any, *_: Any, **__: Any) -> Any:
-        sampled = [list(self.model_of_plan.answer(ids)) for ids in prompt_ids]
-        now = time.perf_counter()
-        end = max(self.slots.take(len(ids), now) for ids in sampled)
-        time.sleep(max(0.0, end - time.perf_counter()))
-        return sampled, [[-1.0] * len(ids) for ids in sampled]
 
-
-def trainer(factory: type[_Work], folder: str) -> Trainer:
+def tokenizer_and_model(width: int, layers: int) -> tuple[Any, Any]:
+    """The tokenizer of the tests, and a random model for it."""
     torch.set_num_threads(1)
     tokenizer = copy.deepcopy(qwen3_tokenizer())
     tokenizer.chat_template = qwen3_chat_template
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(tokenizer),
-            hidden_size=8,
-            intermediate_size=8,
-            num_hidden_layers=1,
-            num_attention_heads=1,
-            num_key_value_heads=1,
-            head_dim=8,
-            max_position_embeddings=_LONGEST,
-        )
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        intermediate_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=width,
+        max_position_embeddings=_LONGEST,
     )
+    return tokenizer, Qwen3ForCausalLM(config)
+
+
+def trainer(factory: type[_Work], folder: str) -> Trainer:
+    tokenizer, model = tokenizer_and_model(width=8, layers=1)
     config = GRPOConfig(
         output_dir=folder,
         max_steps=1,

@@ -103,7 +103,7 @@ def run(parts: Sequence[Part], rounds: int, in_flight: int, note: Note) -> None:
                 for contender in part.contenders:
                     if number < part.rounds(contender, rounds):
                         on = None if contender.server is None else server
-                        note(of | {"contender": contender.name} | _play(part.plan, contender, on))
+                        note(of | {"contender": contender.name} | play(part.plan, contender, on))
                 if part.plan.least_seconds:
                     note(of | {"contender": UNDELAYED} | _undelayed(part.plan))
             print(f"rollouts: round {number + 1} of {rounds} is done", file=sys.stderr)
@@ -112,7 +112,8 @@ def run(parts: Sequence[Part], rounds: int, in_flight: int, note: Note) -> None:
         note(_hold(in_flight))
 
 
-def _play(plan: Plan, contender: Contender, server: Server | None) -> dict[str, Any]:
+def play(plan: Plan, contender: Contender, server: Server | None) -> dict[str, Any]:
+    """Has a contender play a plan, and returns what came of it, or why nothing did."""
     address, pids = ("-", []) if server is None else (server.address, tree(server.pid))
     command = [python(None), "-m", *contender.client, address, plan.write()]
     with Process(command, limit=_CLIENT_LIMIT + 3 * waits(plan, contender)) as client:

@@ -22,6 +22,7 @@ SHELLS = ["bare bash, echo", "bubblewrap, echo in a shell", "client over gRPC, e
 SANDBOXES = [(CREATE, 1), (CREATE, 8), *((name, 1) for name in SHELLS)]
 ENGINE, LOCAL, LOCK_STEP = "gymhost engine", "gymhost engine, environments in its process", "lock-step batches"
 TRL, TRL_ASYNC = "TRL's tool loop", "TRL's tool loop, async tools"
+TRAINERS = ["TRL's environment_factory", "gymhost remote_environment in its place", "gymhost Environments"]
 # By part, of so many rollouts: more than slots in the first, so that these can be full.
 ROLLOUTS = {"slots": 70, "turn": 4, "overhead": 8}
 WARM_UP, SECONDS, IDLE = 0.5, 0.2, 40
@@ -216,6 +217,21 @@ class TestRollouts:
         # What 600 tokens take, four numbers each, at the least.
         assert held["client_fourth_kib_each"] - held["client_first_kib_each"] > 600 * 4 * 8 / 1024
         assert "### 20 rollouts in flight" in slots.report
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(180)  # as above
+def test_steps_of_trainers_have_times_that_can_be_true(tmp_path: Path):
+    said = run(tmp_path, "training", "--training=2,0", limit=170.0)
+    steps = {record["contender"]: record for record in said.records if record["kind"] == "training"}
+    assert list(steps) == TRAINERS
+    for name, step in steps.items():
+        assert "error" not in step
+        assert step["turns"] == 2 * 4
+        # TRL calls the tools of both rollouts one after another, three times.
+        assert (1 if name == TRAINERS[2] else 2) * 3 * 0.5 < step["rollout_seconds"] < step["seconds"]
+        assert f"| {name} | 2 | {step['seconds']:.2f} |" in said.report
+    assert steps[TRAINERS[2]]["rollout_seconds"] < 2 * 3 * 0.5
 
 
 def test_report_has_what_was_wanted(w1: Run, w2: Run):

@@ -19,7 +19,8 @@ OTHERWISE = {
     "modules": "[MODULES]",
     "paths": "--app-dir",
     "sandbox_options": "--sandbox-option ",
-    "tokens": "--token-file",
+    "tokens": "[tokens]",
+    "quotas": "[quotas.alice]",
     "wrappers": "--wrapper ",
 }
 

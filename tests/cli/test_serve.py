@@ -14,6 +14,8 @@ from gymhost.cli.app import gymhost as command
 from gymhost.client import ServerUnavailable, SessionLost, connect, make
 from gymhost.server import server
 from gymhost.server.config import ServerConfig
+from gymhost.server.tokens import hash_of
+from support.certificates import Authority
 from support.command import gymhost, serving
 from support.server import alive, until
 
@@ -66,7 +68,7 @@ def test_a_signal_frees_the_port():
 
 
 async def test_a_client_that_is_connected_does_not_hold_it_up():
-    with serving() as running:
+    with serving("--drain", "0") as running:
         async with connect(running.address, reconnect_timeout=1.0) as host, host.session("CartPole-v1") as session:
             await session.reset(seed=0)
             assert await asyncio.to_thread(running.end, signal.SIGTERM) == 0
@@ -101,7 +103,7 @@ def test_it_says_how_to_connect():
 
 def test_it_says_that_local_sandboxes_contain_nothing():
     with serving("--sandbox", "local") as running:
-        assert "warning: --sandbox local contains nothing" in running.stderr.readline()
+        read_until(running.stderr, "warning: --sandbox local contains nothing")
 
 
 @pytest.mark.parametrize(
@@ -124,8 +126,7 @@ def test_a_wrong_sandbox_backend_keeps_it_from_starting(arguments: tuple[str, ..
 
 def test_it_says_at_its_start_that_an_engine_is_not_there():
     with serving("--sandbox", "docker", "--sandbox-option", "base_url=unix:///not/there") as running:
-        said = running.stderr.readline()
-    assert "sandboxes can't be made: can't reach Docker at unix:///not/there" in said
+        read_until(running.stderr, "sandboxes can't be made: can't reach Docker at unix:///not/there")
 
 
 def test_modules_are_found_in_the_current_folder_first_then_in_app_dirs(tmp_path: Path):
@@ -148,7 +149,9 @@ def test_modules_are_found_in_the_current_folder_first_then_in_app_dirs(tmp_path
 
 OPTIONS = """
 some_module other_module --address 127.0.0.1:7000 --workers 3 --app-dir there --token-file tokens --insecure
---capacity 10 --queue-timeout 1.5 --lease 50 --heartbeat 7 --max-payload 2MiB --grace 4 --worker-liveness 9
+--tls-cert cert.pem --tls-key key.pem --tls-client-ca ca.pem
+--capacity 10 --queue-timeout 1.5 --lease 50 --heartbeat 7 --max-payload 2MiB --grace 4 --drain 3 --worker-liveness 9
+--worker-max-age 3600 --worker-max-memory 4GiB --worker-max-sessions 500 --quarantine-deaths 5 --quarantine-window 60
 --log-level debug --attributes CartPole-*=gravity,length --attributes test/Knobs-v0=* --attributes CartPole-*=dt
 --wrapper some_module:Noise --wrapper other_module:Rest
 --sandbox docker --sandbox-option runtime=runsc --sandbox-option base_url=unix:///run/docker.sock
@@ -159,6 +162,10 @@ modules = ["some_module", "other_module"]
 address = "127.0.0.1:7000"
 workers = 3
 paths = ["there"]
+token_file = "tokens"
+tls_cert = "cert.pem"
+tls_key = "key.pem"
+tls_client_ca = "ca.pem"
 insecure = true
 capacity = 10
 queue_timeout = 1.5
@@ -166,7 +173,13 @@ lease = 50
 heartbeat = 7
 max_payload = "2MiB"
 grace = 4
+drain = 3
 worker_liveness = 9
+worker_max_age = 3600
+worker_max_memory = "4GiB"
+worker_max_sessions = 500
+quarantine_deaths = 5
+quarantine_window = 60
 log_level = "debug"
 wrappers = ["some_module:Noise", "other_module:Rest"]
 sandbox = "docker"
@@ -180,10 +193,6 @@ base_url = "unix:///run/docker.sock"
 [attributes]
 "CartPole-*" = ["gravity", "length", "dt"]
 "test/Knobs-v0" = ["*"]
-
-[tokens]
-"first token==" = "alice"
-second = "default"
 """
 
 
@@ -192,7 +201,8 @@ def configure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Returns a function that tells the configuration that `gymhost serve` would run with, in a folder with files."""
     (tmp_path / "there").mkdir()
     (tmp_path / "server.toml").write_text(FILE)
-    (tmp_path / "tokens").write_text("# who may come in\nalice = first token==\n\nsecond\n")
+    for name in ("tokens", "cert.pem", "key.pem", "ca.pem"):
+        (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GYMHOST_TOKEN", raising=False)
     ran: list[ServerConfig] = []
@@ -214,7 +224,10 @@ def test_a_file_says_the_same_as_options(configure: Any, tmp_path: Path):
         workers=3,
         modules=("some_module", "other_module"),
         paths=(str(tmp_path), str(tmp_path / "there")),
-        tokens={"first token==": "alice", "second": "default"},
+        token_file=str(tmp_path / "tokens"),
+        tls_cert=str(tmp_path / "cert.pem"),
+        tls_key=str(tmp_path / "key.pem"),
+        tls_client_ca=str(tmp_path / "ca.pem"),
         insecure=True,
         capacity=10,
         queue_timeout=1.5,
@@ -222,7 +235,13 @@ def test_a_file_says_the_same_as_options(configure: Any, tmp_path: Path):
         heartbeat=7.0,
         max_payload=2 * 2**20,
         grace=4.0,
+        drain=3.0,
         worker_liveness=9.0,
+        worker_max_age=3600.0,
+        worker_max_memory=4 * 2**30,
+        worker_max_sessions=500,
+        quarantine_deaths=5,
+        quarantine_window=60.0,
         log_level="debug",
         attributes={"CartPole-*": ("gravity", "length", "dt"), "test/Knobs-v0": ("*",)},
         wrappers=("some_module:Noise", "other_module:Rest"),
@@ -247,7 +266,7 @@ def test_folders_of_a_file_are_counted_from_the_file(configure: Any, tmp_path: P
 
 def test_the_variable_gives_a_token(configure: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GYMHOST_TOKEN", "secret")
-    assert configure().tokens == {"secret": "default"}
+    assert configure().tokens == {hash_of("secret"): "default"}
 
 
 @pytest.mark.parametrize(
@@ -257,6 +276,8 @@ def test_the_variable_gives_a_token(configure: Any, monkeypatch: pytest.MonkeyPa
         ("workers = '2'", "workers must be a whole number, not '2'"),
         ("modules = [1]", "modules must be a list of texts, not"),
         ("tokens = ['a']", "tokens must be a table of texts"),
+        ("tokens = {a = 'alice'}", "the token of 'alice' must be given as its hash, sha256:HEX"),
+        ("tls_cert = 'cert.pem'", "TLS wants both --tls-cert and --tls-key"),
         ("capacity = 0", "capacity must be above 0, not 0"),
         ("attributes = ['gravity']", "attributes must be a table of lists of names, by patterns of ids, not"),
         ("attributes = {'CartPole-v1' = 'gravity'}", "attributes must be a table of lists of names"),
@@ -294,7 +315,7 @@ def test_debug_shows_the_traceback():
 
 
 def test_a_token_is_asked_for(tmp_path: Path):
-    (tmp_path / "tokens").write_text("alice=first\nsecond\n")
+    first, second = (gymhost("token", "alice", "--file", "tokens", cwd=tmp_path).stdout.strip() for _ in range(2))
     with serving("--token-file", "tokens", cwd=tmp_path, GYMHOST_TOKEN="third") as running:
         assert "a token is needed" in running.line
         ask = ("envs", "gymhost/", "--server", running.address)
@@ -302,7 +323,7 @@ def test_a_token_is_asked_for(tmp_path: Path):
             assert refused.returncode == 1
             assert "token" in refused.stderr
             assert refused.stdout == ""
-        for let_in in (gymhost(*ask, "--token", "first"), gymhost(*ask, "--token", "second")):
+        for let_in in (gymhost(*ask, "--token", first), gymhost(*ask, "--token", second)):
             assert "gymhost/Echo-v0" in let_in.stdout
         assert "gymhost/Echo-v0" in gymhost(*ask, GYMHOST_TOKEN="third").stdout
 
@@ -317,21 +338,42 @@ def test_a_new_token_is_told_once_and_lets_in():
         assert "gymhost/Echo-v0" in gymhost(*ask, "--token", token).stdout
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "it has no token"),
-        ("alice=", "line 1 is neither"),
-        ("=token", "line 1 is neither"),
-        ("first\nYWxpY2U==", "line 2 is neither"),
-        ("a=x\nb=x", "line 2 has the token of another name"),
-    ],
-)
-def test_a_wrong_token_file_is_refused(text: str, message: str, tmp_path: Path):
-    (tmp_path / "tokens").write_text(text)
-    result = CliRunner().invoke(command, ["serve", "--token-file", str(tmp_path / "tokens")])
-    assert result.exit_code == 2
-    assert message in result.output
+def test_a_wrong_token_file_is_refused(tmp_path: Path):
+    (tmp_path / "tokens").write_text("alice=a-secret\n")
+    said = gymhost("serve", "--token-file", "tokens", cwd=tmp_path)
+    assert said.returncode == 1
+    assert "/tokens: line 1 is not NAME [ROLE] sha256:HEX" in said.stderr
+    assert "`gymhost token NAME` makes a token and its line" in said.stderr
+    assert "a-secret" not in said.stderr
+
+
+# -- TLS ---------------------------------------------------------------------------------------------------------------
+
+
+def test_commands_speak_tls(tmp_path: Path):
+    authority = Authority(tmp_path / "ours")
+    files = authority.server()
+    own = authority.client("alice")
+    assert own.ca
+    assert own.cert
+    assert own.key
+    options = ("--tls-cert", files["tls_cert"], "--tls-key", files["tls_key"], "--tls-client-ca", authority.ca)
+    with serving(*options) as running:
+        assert "no token is needed, and a certificate" in running.line
+        assert "tls=Tls(ca=..., cert=..., key=...)" in running.line
+        ask = ("envs", "gymhost/Echo", "--server", running.address)
+        given = ("--tls-ca", own.ca, "--tls-cert", own.cert, "--tls-key", own.key)
+        assert "gymhost/Echo-v0" in gymhost(*ask, *given).stdout
+        named = gymhost(*ask, GYMHOST_TLS_CA=own.ca, GYMHOST_TLS_CERT=own.cert, GYMHOST_TLS_KEY=own.key)
+        assert "gymhost/Echo-v0" in named.stdout
+        for arguments, words in (
+            (ask, "speaks TLS"),
+            ((*ask, "--tls-ca", own.ca), "wants a certificate of its clients"),
+            ((*ask, "--tls-cert", own.cert), "go together"),
+        ):
+            refused = gymhost(*arguments)
+            assert refused.returncode == 1
+            assert words in refused.stderr
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "example.org:50051"])

@@ -303,7 +303,7 @@ def test_a_fault_that_ends_several_checks_is_told_once() -> None:
     assert text.count("raise LookupError") == 1
     line = Raises.step.__code__.co_firstlineno + 1
     assert detail.startswith(f"LookupError: no such step\nRaised at {__file__}, line {line}\n")
-    found(report, "error", "What travels, Determinism, Leaks, How it runs, Over the wire: it raised")
+    found(report, "error", "What travels, Determinism, Leaks, How it runs, Over the wire, Replay: it raised")
 
 
 def test_faults_that_differ_are_all_told() -> None:
@@ -340,7 +340,7 @@ def test_local_and_remote_play_are_compared() -> None:
 
     report = check("gymhost/Echo-v0", {"length": 4}, remote_factory=remote)
     found(report, "ok", "It plays the same over the wire")
-    assert Elsewhere.closed == 1
+    assert Elsewhere.closed == 2  # one for each check that plays there
     report = check("gymhost/Echo-v0", {"length": 4}, remote_factory=lambda id, kwargs: Different(Echo(**kwargs)))
     assert "step 1's observation" in found(report, "error", "It plays differently over the wire")
 

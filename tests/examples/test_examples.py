@@ -34,6 +34,13 @@ def test_ten_lines_play_on_a_server_and_on_one_of_their_own():
     assert run("ten_lines.py") == there
 
 
+def test_a_search_in_forks_wins_where_chance_does_not():
+    said = run("tree_search.py", "--games", "2", "--rounds", "4", "--playouts", "3").splitlines()
+    won = [int(line.partition(": ")[2].split()[0]) for line in said]
+    assert [line.partition(":")[0] for line in said] == ["at random", "with a search"]
+    assert won[0] < won[1]
+
+
 def test_my_environment_plays_itself():
     assert run("my_environment.py").splitlines() == [
         "user: There are 2 boxes, each with a number in it. What is the sum of the numbers?",

@@ -272,7 +272,7 @@ async def test_a_worker_that_is_killed(start_server: StartServer, backend: str) 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_a_server_that_is_stopped(start_server: StartServer, backend: str, number: int) -> None:
-    server = start_server(workers=2, sandbox=backend)
+    server = start_server(workers=2, sandbox=backend, drain=0)
     async with connect(server.address, reconnect_timeout=1.0) as remote:
         made = await players(remote, *MODES)
         server.signal(number)

@@ -1,9 +1,11 @@
 """Who may do what, and how many at once."""
 
 import asyncio
+import os
 import secrets
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -11,7 +13,9 @@ import pytest
 
 from gymhost.client import CapacityExhausted, Unauthenticated, connect, make
 from gymhost.v1 import environments_pb2 as pb
-from support.raw import RawStream, bearer, create, step, stub_to
+from gymhost.wire.frames import FrameReader, pack
+from support.ordinary_user import ordinary_user
+from support.raw import RawStream, bearer, command, create, step, stub_to
 from support.server import ServerProcess, until
 
 StartServer = Callable[..., ServerProcess]
@@ -143,3 +147,66 @@ async def test_an_idle_session_is_closed_at_its_own_limit(server: ServerProcess)
         with pytest.raises(SessionExpired, match=r"no command came for 1 s \(the session's idle_timeout\)"):
             await session.step(0.0)
         assert await remote.sessions() == []
+
+
+async def attach_directly(path: Path, token: str) -> pb.Reply:
+    """Asks a worker for a session past gRPC."""
+    reader, writer = await asyncio.open_unix_connection(path)
+    attach = command(pb.COMMAND_KIND_ATTACH, pb.Attach(session_id=token).SerializeToString(), number=1)
+    writer.write(pack(pb.InteractRequest(commands=[attach]).SerializeToString()))
+    frames = FrameReader(2**20)
+    try:
+        while data := await reader.read(4096):
+            for _, message in frames.feed(data):
+                return pb.InteractResponse.FromString(message).replies[0]
+        raise EOFError
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_the_way_past_grpc_opens_to_the_sessions_own_token_alone(server: ServerProcess) -> None:
+    async with stub_to(server.address) as stub, RawStream(stub) as stream:
+        made, other = [await stream.create() for _ in range(2)]
+        path = Path(stream.welcome.direct.folder) / str(made.lanes[0] >> 32)
+        token = made.direct_token
+        assert (len(token), token[:16] != other.direct_token[:16]) == (32, True)
+        flipped, random = f"{int(token, 16) ^ 1:032x}", secrets.token_hex(16)
+        for guess in ("", made.session_id, token[:-1], f"{token}0", flipped, random):
+            refused = await attach_directly(path, guess)
+            assert refused.code == pb.REPLY_CODE_UNKNOWN_SESSION, guess
+        assert not (await attach_directly(path, token)).code
+
+
+async def test_the_way_past_grpc_is_closed_to_other_users_of_the_machine(start_server: StartServer) -> None:
+    server = start_server(workers=1)
+    async with stub_to(server.address) as stub, RawStream(stub) as stream:
+        made = await stream.create()
+        path = Path(stream.welcome.direct.folder) / str(made.lanes[0] >> 32)
+        attach = command(pb.COMMAND_KIND_ATTACH, pb.Attach(session_id=made.direct_token).SerializeToString(), number=1)
+        frame = pack(pb.InteractRequest(commands=[attach]).SerializeToString())
+        script = (
+            "import socket\n"
+            "with socket.socket(socket.AF_UNIX) as end:\n"
+            "    try:\n"
+            f"        end.connect({str(path)!r})\n"
+            f"        end.sendall({frame!r})\n"
+            "        print(len(end.recv(4096)))\n"
+            "    except OSError as error:\n"
+            "        print(type(error).__name__)\n"
+        )
+
+        def ask(folder: int) -> str:
+            """What another user gets, where the folder has these rights."""
+            path.parent.chmod(folder)
+            path.chmod(0o666)
+            with ordinary_user() as user:
+                said = user.run("-c", script)
+            assert not said.stderr
+            return said.stdout.strip()
+
+        answers = [await asyncio.to_thread(ask, rights) for rights in (0o700, 0o711)]
+    if os.geteuid() == 0:
+        # The folder keeps them out; where it did not, a worker hangs up on them.
+        assert answers[0] == "PermissionError"
+        assert answers[1] in ("0", "ConnectionResetError", "BrokenPipeError")

@@ -98,7 +98,7 @@ async def test_unknown_kinds_and_lanes_are_refused_and_the_stream_goes_on(server
         refused = await stream.ask(STEP, stepping(1), lane=lane + 1, number=1)
         assert refused.code == pb.REPLY_CODE_UNKNOWN_SESSION
         refused = await stream.ask(pb.COMMAND_KIND_FORK, lane=lane, number=2)
-        assert refused.code == pb.REPLY_CODE_UNIMPLEMENTED
+        assert refused.code == pb.REPLY_CODE_INVALID_ARGUMENT
         refused = await stream.ask(pb.COMMAND_KIND_GET_ATTR, lane=lane, number=3)
         assert refused.code == pb.REPLY_CODE_PERMISSION_DENIED
         assert observation(await stream.ask(STEP, stepping(1), lane=lane, number=4)) == 1
@@ -221,9 +221,9 @@ async def test_tools_and_rendering_have_unary_twins(server: ServerProcess) -> No
         await stub.Reset(pb.ResetRequest(session_id=lake.session_id, sequence=1), timeout=20)
         drawn = await stub.Render(pb.RenderRequest(session_id=lake.session_id, sequence=2), timeout=20)
         assert "FHFH" in values.decode(drawn.result.frame)
-        with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await stub.Fork(pb.ForkRequest(session_id=lake.session_id, sequence=3))
-        assert raised.value.code() == grpc.StatusCode.UNIMPLEMENTED
+        copies = pb.ForkCommand(copies=1)
+        forked = await stub.Fork(pb.ForkRequest(session_id=lake.session_id, sequence=3, command=copies), timeout=20)
+        await stub.CloseSession(pb.CloseSessionRequest(session_id=forked.result.sessions[0].session_id))
         await stub.CloseSession(pb.CloseSessionRequest(session_id=lake.session_id))
 
 

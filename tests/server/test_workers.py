@@ -218,7 +218,7 @@ async def test_what_environments_print_is_in_the_log_with_their_session(server: 
 
 
 async def test_nothing_is_left_after_sigterm_and_a_running_step_may_end(start_server: StartServer) -> None:
-    server = start_server(workers=2)
+    server = start_server(workers=2, drain=0)
     port = int(server.address.rpartition(":")[2])
     workers = server.workers
     async with connect(server.address, reconnect_timeout=1.0) as remote:

@@ -30,6 +30,7 @@ class CompletionsServer:
     ) -> None:
         self.answer = answer or (lambda body: choice([body["prompt"][-1] + 1]))
         self.bodies: list[dict[str, Any]] = []
+        self.probes = 0
         self.controls: list[str] = []
         self.healthy = True
         self.max_model_len = 100
@@ -141,6 +142,7 @@ class CompletionsServer:
 
     async def _complete(self, request: dict[str, Any]) -> tuple[int, Any]:
         if request["top_k"] == 1 and request["max_tokens"] == 1:  # asked for the choice that is certain
+            self.probes += 1
             return 200, {"choices": [choice([1], logprob=0.0 if self.processed_logprobs else -3.0)]}
         self.bodies.append(request)
         self.changed.set()

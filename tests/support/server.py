@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gymhost.client import RemoteServer
+from gymhost.server.tokens import hash_of
 
 TESTS = Path(__file__).parent.parent
 
@@ -25,10 +26,12 @@ class ServerProcess:
     """A server in a process of its own, with the environments of `support.environments`.
 
     Args:
-        settings: Settings of `ServerConfig` beyond the usual ones of tests.
+        module: What is run.
+        settings: Settings of `ServerConfig` beyond the usual ones of tests; `tokens` are the tokens themselves.
     """
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, *, module: str = "gymhost.server", **settings: Any) -> None:
+        self._module = module
         config: dict[str, Any] = {
             "address": "127.0.0.1:0",
             "workers": 2,
@@ -36,6 +39,9 @@ class ServerProcess:
             "paths": [str(TESTS)],
         }
         self.settings = config | settings
+        # Tests name tokens as their callers do, a server knows their hashes alone.
+        if tokens := self.settings.get("tokens"):
+            self.settings["tokens"] = {hash_of(token): owner for token, owner in tokens.items()}
         self._log = tempfile.NamedTemporaryFile(prefix="gymhost-test-", suffix=".log")  # noqa: SIM115 - ends with stop
         self.address = ""
         self._process: subprocess.Popen[bytes]
@@ -47,7 +53,7 @@ class ServerProcess:
         ready, ready_writer = os.pipe()
         parent_reader, self._parent = os.pipe()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "gymhost.server", str(parent_reader), str(ready_writer)],
+            [sys.executable, "-m", self._module, str(parent_reader), str(ready_writer)],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
@@ -131,6 +137,11 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def resident(pid: int) -> float:
+    """The memory that a process has, in MiB."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def connections_to(address: str, pid: int) -> int:

@@ -14,7 +14,7 @@ SILENCE = 60.0
 KEEPALIVES = (10_000, 1_000)
 
 
-def step_after_silence(address: str, keepalive_ms: int) -> int:
+def step_after_silence(address: str, keepalive_ms: int, seconds: float = SILENCE) -> int:
     """Resets, is silent but for pings, and steps over the same stream; returns what the step observed."""
     options = [
         ("grpc.keepalive_time_ms", keepalive_ms),
@@ -36,7 +36,7 @@ def step_after_silence(address: str, keepalive_ms: int) -> int:
         made = ask(pb.COMMAND_KIND_CREATE, create("test/Counter-v0").SerializeToString(), number=2)
         lane = pb.CreateSessionResponse.FromString(made.payload).lanes[0]
         ask(pb.COMMAND_KIND_RESET, lane=lane, number=1)
-        time.sleep(SILENCE)
+        time.sleep(seconds)
         counted: int = observation(ask(pb.COMMAND_KIND_STEP, step(1).SerializeToString(), lane=lane, number=2))
         ask(pb.COMMAND_KIND_CLOSE, lane=lane, number=3)
         commands.put(None)

@@ -46,11 +46,12 @@ def grpo_trainer(environments: Environments, output: Path, *, model: Any = None,
         "logging_steps": 1,
         "disable_tqdm": True,
     }
+    config = GRPOConfig(**defaults | settings)
     return GRPOTrainer(
         tiny_qwen3() if model is None else model,
-        args=GRPOConfig(**defaults | settings),
+        args=config,
         processing_class=tokenizer,
-        **environments.trainer_kwargs(),
+        **environments.trainer_kwargs(config),
         **own,
     )
 

@@ -140,6 +140,7 @@ def main() -> None:
     seen = {
         "learned": learned,
         "log": log_of(trainer),
+        "places": [[[t.task, t.seed, t.index] for t in batch] for batch in batches],
         "outcomes": [[str(t.outcome) for t in batch] for batch in batches],
         "rewards": [[t.reward for t in batch] for batch in batches],
         "said": [[t.completion_ids for t in batch] for batch in batches],

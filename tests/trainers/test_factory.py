@@ -360,6 +360,14 @@ class TestFailures:
         environment.reset(task=0)  # in a session of its own
         assert environment.buy(items=[{"name": "tea"}]) == "You have tea, paid by card."
 
+    def test_the_log_says_why_there_is_no_reward(self, server: RemoteServer, caplog: pytest.LogCaptureFixture) -> None:
+        environment: Any = remote_environment(SHOP, server=server, fail="score")()
+        environment.reset(task=1)
+        assert environment.get_reward() is None
+        [said] = [record.getMessage() for record in caplog.records if record.name == "gymhost.trainers.trl_factory"]
+        assert said.startswith("an episode of test/Shop-v0 has no valid reward: ")
+        assert "this was to be" in said
+
     def test_a_wrong_argument_is_the_model_s_to_mend(self, server: RemoteServer) -> None:
         environment: Any = remote_environment(SHOP, server=server)()
         environment.reset(task=0)

@@ -53,6 +53,10 @@ class TestRanks:
             assert seen[0]["log"][step]["reward"] == pytest.approx(fmean(rewards), abs=1e-5)
             said = [tuple(ids) for own in seen for ids in own["said"][step]]
             assert len(set(said)) == 8  # luck of its own
+            # A group of eight on two ranks, no two rollouts of which may have the same place in it.
+            places = [place for own in seen for place in own["places"][step]]
+            task, seed, _ = places[0]
+            assert places == [[task, seed, index] for index in range(8)]
 
     def test_each_may_have_a_vllm_of_its_own(self, ranks: Ranks, tmp_path: Path) -> None:
         model = tmp_path / "model"

@@ -1,5 +1,6 @@
 """TRL's vLLM server mode: the trainer here, `vllm serve` in a process of its own, real weights between them."""
 
+import asyncio
 import copy
 import warnings
 from collections.abc import Callable, Iterator
@@ -11,14 +12,14 @@ import pytest
 
 from gymhost.envs.shelf.guess_number import GuessNumber
 from gymhost.rollout import Limits, Trajectory
-from gymhost.rollout.generators import GeneratorError
+from gymhost.rollout.generators import DiskWeights, GeneratorError, VllmServerGenerator
 from gymhost.rollout.loop_thread import LoopThread
 from gymhost.trainers.trl import Environments
 from support.completions_server import CompletionsServer
 from support.local_source import LocalSource
-from support.models import player, save_tiny_qwen3, tiny_qwen3
+from support.models import player, save_tiny_qwen3, shifted, tiny_qwen3
 from support.ranks import run_ranks
-from support.recompute import check_rows
+from support.recompute import check_rows, check_update
 from support.text_environments import Letters
 from support.trl_trainers import RENDERER, check_ratios, grpo_trainer, log_of, versions
 from support.vllm_process import VllmProcess
@@ -66,6 +67,13 @@ def no_failures(batches: Batches) -> None:
     assert not any(outcome.startswith("failed") for outcome in outcomes), outcomes
 
 
+async def _give(url: str, model: Any, folder: Path) -> None:
+    """Gives a server the weights of a model."""
+    generator = VllmServerGenerator(url, sync=DiskWeights(folder))
+    await generator.update(model, 1)
+    await generator.aclose()
+
+
 class TestServerMode:
     pytestmark = patient
 
@@ -104,6 +112,45 @@ class TestServerMode:
         no_failures([evaluated])
         assert versions([evaluated]) == [{3}]
         check_rows(evaluated, {3: trainer.model.eval()})
+
+    def test_weights_that_change_under_a_batch_are_told_apart(self, vllm: VllmProcess, tmp_path: Path) -> None:
+        """S09 with a generator of the user's own, which somebody updates in the middle of the second batch."""
+        models = {1: player(), 2: shifted(player())}
+        batches: Batches = []
+        turns = 0
+
+        class Changing(VllmServerGenerator):
+            async def generate(self, *args: Any, **how: Any) -> Any:
+                nonlocal turns
+                turns += len(batches) == 1
+                if turns == 48 and self.policy_version == 1:
+                    await self.update(models[2], 2)  # once those in flight have ended
+                return await super().generate(*args, **how)
+
+        asyncio.run(_give(vllm.url, models[1], tmp_path))
+        environments = Environments(
+            "game",
+            server=LocalSource(lambda: GuessNumber(guesses=6)),
+            tasks=range(8),
+            renderer=RENDERER,
+            generator=Changing(vllm.url, policy_version=1, sync=DiskWeights(tmp_path)),
+            limits=Limits(turn_tokens=48),
+            on_rollouts=batches.append,
+        )
+        trainer = grpo_trainer(
+            environments, tmp_path, max_steps=3, max_completion_length=400, per_device_train_batch_size=32
+        )
+        hits = vllm.metric("prefix_cache_hits_total")
+        trainer.train()
+        assert vllm.metric("prefix_cache_hits_total") > hits
+        no_failures(batches)
+        assert {trajectory.attempts for batch in batches for trajectory in batch} == {1}
+        assert versions([batches[0], batches[2]]) == [{1}, {2}]
+        check_rows(batches[0] + batches[2], models)
+        check_update(batches[1], models, mixed=False)
+        shares = [entry["rollouts/mixed_versions"] for entry in log_of(trainer)]
+        assert shares == [0.0, pytest.approx(fmean(t.mixed_versions for t in batches[1])), 0.0]
+        assert shares[1] > 0
 
     def test_lora_s_weights_are_merged_on_their_way(self, train: Train) -> None:
         from peft import LoraConfig

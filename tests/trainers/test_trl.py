@@ -355,14 +355,16 @@ class TestSettings:
         with pytest.raises(ValueError, match=r"'models/mine'.*renderer=Qwen3RendererConfig"):
             trainer.train()
 
-    def test_server_mode_asks_the_server_of_the_config(self, make_trainer: Callable[..., Any]) -> None:
+    def test_server_mode_asks_the_server_of_the_config_and_probes_it_once(
+        self, make_trainer: Callable[..., Any]
+    ) -> None:
         environments, batches = guesses(generator=None)
         vllm = CompletionsServer(lambda body: choice(binary_search(body["prompt"], "")))
         vllm.max_model_len = 1024
         thread = LoopThread("vllm")
         try:
             thread.run(vllm.start(0))
-            trainer = make_trainer(environments, vllm_server_base_url=vllm.url, top_k=5, temperature=0.5)
+            trainer = make_trainer(environments, steps=3, vllm_server_base_url=vllm.url, top_k=5, temperature=0.5)
             # As if it had been made with use_vllm=True, but for what then needs a GPU.
             trainer.use_vllm, trainer.vllm_mode, trainer.vllm_importance_sampling_correction = True, "server", False
             trainer.vllm_generation = SimpleNamespace(sync_weights=lambda: None)
@@ -371,8 +373,10 @@ class TestSettings:
         finally:
             thread.run(vllm.stop())
             thread.close()
-        assert [trajectory.reward for trajectory in batches[0]] == [1.0] * 8
+        assert [[trajectory.reward for trajectory in batch] for batch in batches] == [[1.0] * 8] * 3
+        assert [{turn.policy_version for t in batch for turn in t.turns} for batch in batches] == [{0}, {1}, {2}]
         assert {(body["top_k"], body["temperature"]) for body in vllm.bodies} == {(5, 0.5)}
+        assert vllm.probes == 1
 
     def test_colocated_tensor_parallelism_is_refused(self, make_trainer: Callable[..., Any]) -> None:
         environments, _ = guesses(generator=None)

@@ -1,6 +1,9 @@
 """What goes wrong in the middle of a training, on real servers: it goes on, the log says so, and no zero is learned."""
 
 import asyncio
+import contextlib
+import json
+import os
 import re
 import signal
 from collections.abc import Iterator
@@ -16,7 +19,7 @@ from gymhost.rollout.generators import ScriptedGenerator
 from gymhost.trainers.servers import Servers
 from gymhost.trainers.trl import Environments
 from gymhost.wire import errors
-from support.server import ServerProcess, until_sessions
+from support.server import ServerProcess, until, until_sessions
 from support.tokenizers import call, decode, encode
 from support.trl_trainers import RENDERER, grpo_trainer
 
@@ -101,6 +104,41 @@ class TestServer:
         assert logged(trainer, 3)["rollouts/begun_again"] == 0
         assert re.search(r"\d of 8 rollouts were begun again after a fault", caplog.text)
 
+    def test_that_stays_away_costs_the_batch_and_is_no_zero(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with server_process() as server:
+
+            def die(turn: int) -> None:
+                if turn == 20:
+                    server.signal(signal.SIGKILL)
+                    server.wait()
+                    server.stop()
+
+            environments, batches = shop([server.address], generator=shopper(die), limits=Limits(retries=0))
+            trainer = grpo_trainer(environments, tmp_path, max_steps=3, max_completion_length=256)
+            play, weights = trainer.rollout_func, list[list[torch.Tensor]]()
+
+            def look(prompts: Any, trainer: Any) -> Any:
+                weights.append([weight.detach().clone() for weight in trainer.model.parameters()])
+                given = play(prompts, trainer)
+                if len(batches) == 2:
+                    server.start()
+                return given
+
+            trainer.rollout_func = look
+            trainer.train()
+        assert [[t.reward for t in batch] for batch in batches] == [[2.0] * 8, [None] * 8, [2.0] * 8]
+        assert all(before.equal(after) for before, after in zip(*weights[1:], strict=True))
+        log = logged(trainer, 2)
+        assert log["rollouts/failed"] == log["rollouts/failed/infrastructure"] == 1.0
+        assert log["reward"] is None
+        assert logged(trainer, 3)["reward"] == 2.0
+        told = re.findall(r"(\d) of 8 rollouts, of test/Shop-v0, failed in turn \d \(infrastructure: ", caplog.text)
+        assert sum(map(int, told)) == 8
+        assert f"{server.address} is left for 30 s at least" in caplog.text
+        assert f"{server.address} is used again" in caplog.text
+
     def test_of_several_that_is_killed_is_left_to_the_others(
         self, tmp_path: Path, servers: list[ServerProcess], caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -147,6 +185,67 @@ class TestServer:
             asyncio.run(left(server.address))
 
 
+class TestNothingIsLeft:
+    """S11: nobody calls close, and each rollout has a sandbox with a process in it."""
+
+    @pytest.mark.parametrize("breaks_off", [False, True])
+    def test_of_sandboxes_once_the_trainer_is_gone(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, breaks_off: bool
+    ) -> None:
+        temporary = tmp_path / "temporary"
+        temporary.mkdir()
+        monkeypatch.setenv("TMPDIR", str(temporary))
+        seconds = f"{9000 + os.getpid()}.5"  # tells these processes from those of others
+        work = encode(call("shell", json.dumps({"command": f"sleep {seconds} &"})))
+        seen: list[tuple[int, int]] = []
+        rollouts = 0
+
+        def folders() -> list[Path]:
+            return list(temporary.glob("gymhost-*/sandboxes/*"))
+
+        async def script(prompt_ids: Any, _request_id: str) -> list[int]:
+            nonlocal rollouts
+            if "exit_status" not in decode(list(prompt_ids)):
+                rollouts += 1
+                return work
+            seen.append((len(sleeping(seconds)), len(folders())))
+            if breaks_off and rollouts > 8:
+                raise KeyboardInterrupt
+            return encode("Done.<|im_end|>")
+
+        with (
+            ServerProcess(modules=["support.sandbox_environments"], workers=1) as server,
+            connect(server.address) as remote,
+        ):
+            environments = Environments(
+                "test/Workbench-v0",
+                server=remote,
+                num_tasks=8,
+                renderer=RENDERER,
+                generator=ScriptedGenerator(script),
+            )
+            trainer = grpo_trainer(environments, tmp_path, max_steps=2, max_completion_length=400)
+            with pytest.raises(KeyboardInterrupt) if breaks_off else contextlib.nullcontext():
+                trainer.train()
+            asyncio.run(until(lambda: not sleeping(seconds)))
+            assert asyncio.run(remote.sessions()) == []
+        assert folders() == []
+        processes, places = (max(counts) for counts in zip(*seen, strict=True))
+        assert processes > 1
+        assert places >= 8
+        assert rollouts > 8
+
+
+def sleeping(seconds: str) -> list[str]:
+    """The processes of this machine that sleep for so long."""
+    found: list[str] = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if path.read_bytes().split(b"\0")[:2] == [b"sleep", seconds.encode()]:
+                found.append(path.parent.name)
+    return found
+
+
 class TestEnvironment:
     """Task 1 is the one in trouble, task 0 goes well: in each batch four rollouts of both."""
 
@@ -176,14 +275,24 @@ class TestEnvironment:
             assert (entry["reward"], entry["rollouts/failed"], entry[f"rollouts/failed/{fault}"]) == (2.0, 0.5, 0.5)
         assert re.search(log, caplog.text)
 
-    def test_whose_scorer_raises_is_not_learned_from(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    @pytest.mark.parametrize(
+        ("trouble", "log"),
+        [
+            ("fail", r"4 of 8 rollouts were played and have no reward"),
+            ("hang", r"4 of 8 rollouts, of test/Shop-v0, failed .*StageTimeout: .*Limits\.eval_seconds"),
+        ],
+    )
+    def test_whose_scorer_raises_or_hangs_is_not_learned_from(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, trouble: str, log: str
+    ) -> None:
+        limits = Limits(eval_seconds=1.0, step_seconds=1.0, retries=0)
         with server_process() as server:
-            environments, batches = shop(server.address, num_tasks=2, fail="score")
-            trainer = train(environments, tmp_path, 1)
-        assert [t.reward for t in batches[0]] == [2.0] * 4 + [None] * 4
+            environments, batches = shop(server.address, num_tasks=2, **{trouble: "score"}, limits=limits)
+            trainer = train(environments, tmp_path, 2)
+        assert [[t.reward for t in batch] for batch in batches] == [[2.0] * 4 + [None] * 4] * 2
         assert list(trainer._logs["advantages"]) == [0.0] * 8
-        assert logged(trainer, 1)["reward"] == 2.0
-        assert "4 of 8 rollouts were played and have no reward" in caplog.text
+        assert [logged(trainer, step)["reward"] for step in (1, 2)] == [2.0, 2.0]
+        assert re.search(log, caplog.text)
 
 
 class TestServers:

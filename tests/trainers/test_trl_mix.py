@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
+from trl.trainer.grpo_config import GRPOConfig
 
 from gymhost.envs import Task, ToolEnv, rubric
 from gymhost.envs.shelf.guess_number import GuessNumber
@@ -32,6 +33,10 @@ pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings("ignore")]
 GUESS = "gymhost/GuessNumber-v0"
 GREET = "test/Greet-v0"
 SAY_HELLO = encode("Hello.<|im_end|>")
+PICTURE = {
+    "role": "user",
+    "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}],
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -200,6 +205,25 @@ class TestRows:
             of([GUESS, Env(GREET, split="dev")])[0].dataset("train")
         with pytest.raises(ValueError, match="no task of"):
             of(GUESS, num_tasks=0)[0].dataset("train")
+
+    def test_must_fill_a_batch(self, tmp_path: Path) -> None:
+        """TRL would end at step 0, without an error."""
+        environments, batches = of(GUESS, num_tasks=3)
+        config = GRPOConfig(
+            output_dir=str(tmp_path),
+            per_device_train_batch_size=8,
+            num_generations=4,
+            gradient_accumulation_steps=2,
+            bf16=False,
+        )
+        with pytest.raises(ValueError, match=r"has 3 rows.* of 4 rows here \(generation_batch_size=16 .*num_tasks="):
+            environments.trainer_kwargs(config)
+        assert len(of(GUESS, num_tasks=4)[0].trainer_kwargs(config)["train_dataset"]) == 4
+        stream = IterableDataset.from_generator(lambda: iter(()))
+        assert of(GUESS, dataset=stream)[0].trainer_kwargs(config)
+        with pytest.raises(ValueError, match="so that it would train 0 steps"):
+            train(environments, tmp_path, tasks=4)
+        assert batches == []
 
 
 class TestSeveral:
@@ -376,11 +400,19 @@ class TestLog:
     def test_tells_of_pictures_that_no_generator_is_shown(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-        environments, _ = talks(lambda *_: go_on(user([picture])))  # pyright: ignore[reportArgumentType]
-        with pytest.raises(RuntimeError, match=r"3 batches in a row.*CannotRender.*holds image_url"):
+        """Some are shown after a step: what else there is, is learned from."""
+        begun = itertools.count()
+        environments, batches = talks(lambda *_: go_on(PICTURE) if next(begun) % 2 else end())
+        train(environments, tmp_path, steps=2)
+        assert [sorted(str(t.reward) for t in batch) for batch in batches] == [["1.0"] * 4 + ["None"] * 4] * 2
+        assert re.search(r"4 of 8 rollouts.*CannotRender: a message of the role 'user' holds image_url", caplog.text)
+
+    def test_ends_where_there_are_only_pictures(self, tmp_path: Path) -> None:
+        source = LocalSource(lambda: Talk(lambda *_: end(), [user("Look."), PICTURE]))
+        environments, batches = talks(lambda *_: end(), server=source)
+        with pytest.raises(ValueError, match=r"Talk-v0 can't be played.*holds image_url.*remote_environment"):
             train(environments, tmp_path, steps=9)
-        assert "CannotRender" in caplog.text
+        assert len(batches) == 1
 
     def test_shows_the_conversations(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -400,7 +432,9 @@ class TestLog:
             assert said[-1][1] == "Correct."
             assert row["environment"] == f"{GUESS}, task {t.task}, seed {t.seed}"
             assert (row["outcome"], row["total"]) == ("terminated", 1.0)
-        assert "guess(number=4)" in capsys.readouterr().out
+        shown = capsys.readouterr().out
+        assert "guess(number=4)" in shown
+        assert "Correct." in shown
 
     def test_is_a_store_too(self, tmp_path: Path) -> None:
         folder = tmp_path / "rollouts"

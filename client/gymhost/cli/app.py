@@ -16,11 +16,13 @@ COMMANDS = {
         "gymhost.cli.check",
         "Check whether an environment is fit to be hosted. `check sandbox` checks sandboxes.",
     ),
+    "doctor": ("gymhost.cli.doctor", "Say what works on this machine, what is missing, and what to install or to set."),
     "envs": ("gymhost.cli.envs", "List environments, or describe one."),
     "new": ("gymhost.cli.new", "Write a package with an environment of your own."),
     "play": ("gymhost.cli.play", "Play an environment yourself, in the terminal."),
     "rollout": ("gymhost.cli.rollout", "Have a model play an environment, and say how well it does."),
     "serve": ("gymhost.cli.serve", "Host environments until Ctrl-C or SIGTERM."),
+    "token": ("gymhost.cli.token", "Make a token, and the line of the token file that lets it in."),
     "version": ("gymhost.cli.version", "Show the versions of gymhost and of what it builds on."),
     "view": ("gymhost.cli.view", "Write rollouts as a page to read in a browser."),
 }

@@ -15,7 +15,14 @@ import click
 
 from gymhost.cli.app import Failure
 from gymhost.cli.extras import need
-from gymhost.cli.options import GroupedCommand, extend_import_path, kwargs_option, module_options, option
+from gymhost.cli.options import (
+    GroupedCommand,
+    extend_import_path,
+    kwargs_option,
+    module_options,
+    option,
+    server_options,
+)
 
 if TYPE_CHECKING:
     from gymhost.cli.bench_runs import Figures, Plan
@@ -38,8 +45,7 @@ def _read_modes(ctx: click.Context, parameter: click.Parameter, text: str | None
 
 @click.command("bench", cls=GroupedCommand)
 @click.argument("id", metavar="[ENV]", default="CartPole-v1")
-@option("--server", group=REMOTE, metavar="ADDRESS", help="HOST:PORT or unix:PATH.")
-@option("--token", group=REMOTE, help="The bearer token; without it, that of GYMHOST_TOKEN.")
+@server_options(REMOTE)
 @module_options(LOCAL)
 @kwargs_option(WHAT, "Keyword arguments of the environment.")
 @option(
@@ -83,6 +89,7 @@ def command(
     id: str,
     server: str | None,
     token: str | None,
+    tls: Any,
     modules: Sequence[str],
     folders: Sequence[str],
     kwargs: dict[str, Any],
@@ -120,7 +127,7 @@ def command(
         need("server", "gymhost bench without --server", "gymhost.envs", "gymhost.server.server")
     from gymhost.cli import bench_runs, usage
 
-    plan = bench_runs.Plan(id, kwargs, server, token, tuple(modules), not grpc, **sizes)
+    plan = bench_runs.Plan(id, kwargs, server, token, tls, tuple(modules), not grpc, **sizes)
     progress = _Progress()
     progress("looking at the environment")
     found = asyncio.run(_look(plan))

@@ -4,14 +4,14 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium
 
 from gymhost.cli.app import Failure
 from gymhost.cli.usage import children, cpu_seconds, private_bytes
-from gymhost.client import RemoteServer, Session, connect, make, make_vec
+from gymhost.client import RemoteServer, Session, Tls, connect, make, make_vec
 
 __all__ = ["MODES", "Figures", "Plan", "hosted", "local"]
 
@@ -41,6 +41,7 @@ class Plan:
         kwargs: Its keyword arguments.
         server: Where the server is; None starts an embedded one for each run.
         token: The bearer token for it.
+        tls: How TLS is spoken with it.
         modules: For an embedded server: modules that register environments.
         direct: Whether steps may go past gRPC.
         num_envs: The copies of a vector environment.
@@ -51,7 +52,8 @@ class Plan:
     id: str
     kwargs: dict[str, Any]
     server: str | None
-    token: str | None
+    token: str | None = field(repr=False)
+    tls: Tls | None
     modules: Sequence[str]
     direct: bool
     num_envs: int
@@ -65,7 +67,8 @@ class Plan:
     @property
     def connection(self) -> dict[str, Any]:
         """How the server is connected to; all that names the same shares one connection."""
-        return {"token": self.token, "modules": () if self.server else self.modules, "direct": self.direct}
+        modules = () if self.server else self.modules
+        return {"token": self.token, "tls": self.tls, "modules": modules, "direct": self.direct}
 
     @property
     def warm_up(self) -> float:

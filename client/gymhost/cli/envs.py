@@ -11,7 +11,14 @@ import click
 
 from gymhost.cli.app import Failure
 from gymhost.cli.extras import need
-from gymhost.cli.options import GroupedCommand, extend_import_path, kwargs_option, module_options, option
+from gymhost.cli.options import (
+    GroupedCommand,
+    extend_import_path,
+    kwargs_option,
+    module_options,
+    option,
+    server_options,
+)
 
 if TYPE_CHECKING:
     from gymhost.client import EnvironmentDescription, RemoteServer, TaskList
@@ -23,8 +30,7 @@ REMOTE, LOCAL, WHAT = "Of a server that runs elsewhere", "Else, of this machine"
 
 @click.command("envs", cls=GroupedCommand)
 @click.argument("prefix", default="")
-@option("--server", group=REMOTE, metavar="ADDRESS", help="HOST:PORT or unix:PATH.")
-@option("--token", group=REMOTE, help="The bearer token; without it, that of GYMHOST_TOKEN.")
+@server_options(REMOTE)
 @module_options(LOCAL)
 @option("--all", "everything", group=WHAT, is_flag=True, help="Also those that come with Gymnasium.")
 @kwargs_option(WHAT, "With an exact id: keyword arguments of the environment.")
@@ -52,6 +58,7 @@ def command(
     prefix: str,
     server: str | None,
     token: str | None,
+    tls: Any,
     modules: Sequence[str],
     folders: Sequence[str],
     everything: bool,
@@ -80,7 +87,7 @@ def command(
         extend_import_path(folders)
     from gymhost.client import connect
 
-    with connect(server, token=token, modules=modules) as connected:
+    with connect(server, token=token, tls=tls, modules=modules) as connected:
         if tasks:
             listed = asyncio.run(
                 connected.tasks(prefix, split=split, start=start, limit=limit, sample=sample, **kwargs)
@@ -132,6 +139,7 @@ def as_dict(one: "EnvironmentDescription") -> dict[str, Any]:
         "description": one.description,
         "step_timeout": one.step_timeout,
         "reset_timeout": one.reset_timeout,
+        "replayable": one.replayable,
     }
     if one.observation_space is not None:
         known |= {
@@ -168,6 +176,7 @@ def describe(one: "EnvironmentDescription") -> str:
     lines += ["", *_field("Source", one.source or "not known")]
     lines += _field("Runs", f"mode {one.mode}, isolation {one.isolation}")
     lines += _field("Limits", f"a step {_seconds(one.step_timeout)}, a reset {_seconds(one.reset_timeout)}")
+    lines += _field("When lost", "recovered: it is replayable" if one.replayable else "lost: it is not replayable")
     lines += _field("Actions", "assistant messages" if one.conversational else str(one.action_space))
     lines += _field("Observations", "new messages" if one.conversational else str(one.observation_space))
     if one.splits:

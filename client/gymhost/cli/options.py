@@ -1,5 +1,6 @@
 """What the options of several subcommands share: groups in the help, environments' modules and arguments."""
 
+import functools
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -8,7 +9,15 @@ from typing import Any, TypeVar
 
 import click
 
-__all__ = ["OTHERS", "GroupedCommand", "extend_import_path", "kwargs_option", "module_options", "option"]
+__all__ = [
+    "OTHERS",
+    "GroupedCommand",
+    "extend_import_path",
+    "kwargs_option",
+    "module_options",
+    "option",
+    "server_options",
+]
 
 OTHERS = "Others"
 
@@ -73,6 +82,33 @@ def module_options(group: str) -> Callable[[F], F]:
 def extend_import_path(folders: Sequence[str]) -> None:
     """Has modules looked for in the current folder first, then in these; an embedded server looks there too."""
     sys.path[:] = dict.fromkeys([str(Path(folder).resolve()) for folder in (".", *folders)] + sys.path)
+
+
+def server_options(group: str) -> Callable[[F], F]:
+    """The options that say which server it is, and how it is reached: what `connect` takes as `token` and `tls`."""
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def with_tls(*args: Any, tls_ca: str | None, tls_cert: str | None, tls_key: str | None, **options: Any) -> Any:
+            from gymhost.client.tls import Tls
+
+            # Without any, `connect` takes those of the process's environment.
+            tls = Tls(ca=tls_ca, cert=tls_cert, key=tls_key) if tls_ca or tls_cert or tls_key else None
+            return function(*args, tls=tls, **options)
+
+        decorated: Any = with_tls
+        file = click.Path(exists=True, dir_okay=False)
+        token = "The bearer token. Other users of this machine can see it here; without it, that of GYMHOST_TOKEN."
+        for name, help in (
+            ("key", "Its key in PEM; without it, that of GYMHOST_TLS_KEY."),
+            ("cert", "The client's certificate in PEM, if the server asks for one; without it, GYMHOST_TLS_CERT."),
+            ("ca", "The authority of the server's certificate in PEM: TLS is spoken; without it, GYMHOST_TLS_CA."),
+        ):
+            decorated = option(f"--tls-{name}", group=group, metavar="FILE", type=file, help=help)(decorated)
+        decorated = option("--token", group=group, help=token)(decorated)
+        return option("--server", group=group, metavar="ADDRESS", help="HOST:PORT or unix:PATH.")(decorated)
+
+    return decorate
 
 
 def kwargs_option(group: str, help: str, name: str = "--kwargs", parameter: str = "kwargs") -> Callable[[F], F]:

@@ -8,7 +8,14 @@ from typing import Any
 import click
 
 from gymhost.cli.extras import need
-from gymhost.cli.options import GroupedCommand, extend_import_path, kwargs_option, module_options, option
+from gymhost.cli.options import (
+    GroupedCommand,
+    extend_import_path,
+    kwargs_option,
+    module_options,
+    option,
+    server_options,
+)
 
 __all__ = ["command"]
 
@@ -21,8 +28,7 @@ REMOTE, LOCAL, WHAT = "On a server that runs elsewhere", "Else, on this machine"
 @option("--split", group=WHAT, help="The split of the tasks; without it, the first.")
 @option("--seed", type=click.IntRange(min=0), group=WHAT, help="Seeds the first episode, to play it again.")
 @kwargs_option(WHAT, "Keyword arguments of the environment.")
-@option("--server", group=REMOTE, metavar="ADDRESS", help="HOST:PORT or unix:PATH.")
-@option("--token", group=REMOTE, help="The bearer token; without it, that of GYMHOST_TOKEN.")
+@server_options(REMOTE)
 @module_options(LOCAL)
 def command(
     id: str,
@@ -32,6 +38,7 @@ def command(
     kwargs: dict[str, Any],
     server: str | None,
     token: str | None,
+    tls: Any,
     modules: Sequence[str],
     folders: Sequence[str],
 ) -> None:
@@ -58,6 +65,6 @@ def command(
         # Keys that edit a line and recall earlier ones work as soon as this is imported.
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 # pyright: ignore[reportUnusedImport]
-    env = make(id, server=server, token=token, modules=modules, task=task, split=split, **kwargs)
+    env = make(id, server=server, token=token, tls=tls, modules=modules, task=task, split=split, **kwargs)
     with contextlib.closing(env):
         Player(env, id).play(seed)

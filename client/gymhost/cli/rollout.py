@@ -10,7 +10,14 @@ from typing import IO, Any
 import click
 
 from gymhost.cli.extras import need
-from gymhost.cli.options import GroupedCommand, extend_import_path, kwargs_option, module_options, option
+from gymhost.cli.options import (
+    GroupedCommand,
+    extend_import_path,
+    kwargs_option,
+    module_options,
+    option,
+    server_options,
+)
 
 __all__ = ["command"]
 
@@ -128,8 +135,7 @@ def _read_tasks(ctx: click.Context, parameter: click.Parameter, given: Sequence[
     help="Seeds the environments, and with --model the sampling.",
 )
 @kwargs_option(WHAT, "Keyword arguments of the environment.")
-@option("--server", group=REMOTE, metavar="ADDRESS", help="HOST:PORT or unix:PATH.")
-@option("--token", group=REMOTE, help="The bearer token; without it, that of GYMHOST_TOKEN.")
+@server_options(REMOTE)
 @module_options(LOCAL)
 @option("--turns", type=COUNT, group=LIMITS, help="Turns of the model.")
 @option("--turn-tokens", type=COUNT, default=512, show_default=True, group=LIMITS, help="Tokens sampled in one turn.")
@@ -214,6 +220,7 @@ def command(
     id: str,
     server: str | None,
     token: str | None,
+    tls: Any,
     modules: Sequence[str],
     folders: Sequence[str],
     **given: Any,
@@ -252,7 +259,7 @@ def command(
     [acting] = need("rollout", "gymhost rollout", "gymhost.cli.rollout_act")
     with _stdout_apart() as stdout:
         try:
-            code = acting.act(id, given, server=server, token=token, modules=modules, stdout=stdout)
+            code = acting.act(id, given, server=server, token=token, tls=tls, modules=modules, stdout=stdout)
         except KeyboardInterrupt:
             click.echo("gymhost: interrupted", err=True)
             code = 130

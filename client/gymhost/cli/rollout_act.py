@@ -19,7 +19,7 @@ from gymhost.cli.rollout_progress import Progress, progress
 from gymhost.cli.rollout_report import Report, cause
 from gymhost.cli.rollout_run import Ending, Job, play
 from gymhost.cli.rollout_tasks import choose
-from gymhost.client import EnvironmentDescription, RemoteServer, UnknownEnvironment, connect
+from gymhost.client import EnvironmentDescription, RemoteServer, Tls, UnknownEnvironment, connect
 from gymhost.rollout import Concurrency, Limits, RolloutRequest, Sampling
 from gymhost.rollout.store import Store, StoreError, rollout_key
 from gymhost.rollout.summary import Tally
@@ -40,6 +40,7 @@ def act(
     *,
     server: str | None,
     token: str | None,
+    tls: Tls | None,
     modules: Sequence[str],
     stdout: IO[str],
 ) -> int:
@@ -50,6 +51,7 @@ def act(
         given: The other options of the command, by their names.
         server: Where it is hosted; None is an embedded server.
         token: The server's token.
+        tls: How TLS is spoken with it.
         modules: What an embedded server imports.
         stdout: Where the summary goes.
 
@@ -62,7 +64,7 @@ def act(
     who = _installed(lambda: _who(given))
     with progress(Console(stderr=True), quiet=given["quiet"]) as shown:
         shown.doing("starting an embedded server" if server is None else f"connecting to {server}")
-        with connect(server, token=token, modules=modules) as remote:
+        with connect(server, token=token, tls=tls, modules=modules) as remote:
             report = _play(remote, id, who, given, shown)
     if given["as_json"]:
         print(json.dumps(report.as_json(), indent=2), file=stdout)

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import re
-import secrets
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -15,6 +14,7 @@ from gymhost.cli.app import Failure
 from gymhost.cli.extras import need
 from gymhost.cli.options import OTHERS, GroupedCommand, option
 from gymhost.server.config import LOG_LEVELS, ServerConfig, parse_size, read_file
+from gymhost.server.tokens import hash_of, new_token
 from gymhost.wire.errors import Error, InvalidArgument
 
 if TYPE_CHECKING:
@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-# The identity that a token without a name stands for.
+# Whom the tokens of GYMHOST_TOKEN and of --new-token stand for.
 DEFAULT_IDENTITY = "default"
 
 WHERE, WHO, REACH = "Where and what", "Who may connect", "What clients may reach"
+TLS = "Encryption"
 HOW_MUCH, TIMES = "How much", "Times, in seconds"
+WORKERS = "Workers that grow old or die"
 SANDBOXES = "Sandboxes, where code that a model wrote runs"
 _DEFAULTS = ServerConfig()
 # What a worker says of a module that it can't find.
@@ -60,6 +62,17 @@ def _read_pairs(ctx: click.Context, parameter: click.Parameter, given: tuple[str
     return pairs
 
 
+def file_setting(name: str, group: str, help: str) -> Any:
+    """The option of a setting that names a file."""
+
+    def absolute(ctx: click.Context, parameter: click.Parameter, given: str | None) -> str | None:
+        return given and str(Path(given).absolute())  # and links as they are: one may lead to another file later
+
+    kind = click.Path(exists=True, dir_okay=False)
+    how: dict[str, Any] = {"default": None, "show_default": False, "type": kind, "callback": absolute}
+    return setting(name, group, help, metavar="FILE", **how)
+
+
 def setting(name: str, group: str, help: str, **how: Any) -> Any:
     """The option of a setting of the server."""
     how = {"default": getattr(_DEFAULTS, name), "show_default": True, **how}
@@ -86,15 +99,22 @@ def setting(name: str, group: str, help: str, **how: Any) -> Any:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Settings in TOML; options win over it.",
 )
-@option(
-    "--token-file",
-    group=WHO,
-    metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Tokens that are let in: a NAME=TOKEN or a TOKEN on each line. GYMHOST_TOKEN gives one too.",
+@file_setting(
+    "token_file",
+    WHO,
+    "Tokens that are let in: NAME [ROLE] sha256:HEX on each line, as gymhost token NAME makes them. It is read again "
+    "when it changes. GYMHOST_TOKEN gives a token too.",
 )
-@option("--new-token", group=WHO, is_flag=True, help="Make a token, and print it once to stderr.")
+@option("--new-token", "new", group=WHO, is_flag=True, help="Make a token, and print it once to stderr.")
 @setting("insecure", WHO, "Listen beyond loopback without a token: everybody is let in.", is_flag=True)
+@file_setting("tls_cert", TLS, "The server's certificate chain in PEM. The three are read again when they change.")
+@file_setting("tls_key", TLS, "Its key in PEM, without a password.")
+@file_setting(
+    "tls_client_ca",
+    TLS,
+    "Authorities in PEM: a client must have a certificate of one of them. Where no token is asked for, the "
+    "certificate's common name is the client's identity.",
+)
 @option(
     "--attributes",
     "attributes",
@@ -113,7 +133,21 @@ def setting(name: str, group: str, help: str, **how: Any) -> Any:
     metavar="MODULE:CLASS",
     help="A wrapper that clients may ask for, beside those of Gymnasium. May be given several times.",
 )
+@option(
+    "--replayable",
+    "replayable",
+    group=WORKERS,
+    multiple=True,
+    metavar="ID",
+    help="An environment, or a pattern of ids, that gives the same replies to the same commands after the same seeded "
+    "reset and does not say so itself: clients recover its sessions when their worker or the server dies. "
+    "gymhost check finds out. May be given several times.",
+)
 @setting("capacity", HOW_MUCH, "The most sessions at once; a new one beyond it waits.", metavar="N")
+@setting("queue_length", HOW_MUCH, "The most new sessions that wait; one beyond it is refused at once.", metavar="N")
+@setting("quota_sessions", HOW_MUCH, "The most sessions of one identity; 0 for no quota.", type=int, metavar="N")
+@setting("quota_queued", HOW_MUCH, "The most new sessions of one identity that wait.", type=int, metavar="N")
+@setting("quota_streams", HOW_MUCH, "The most streams of one identity, one a client.", type=int, metavar="N")
 @setting(
     "max_payload",
     HOW_MUCH,
@@ -125,8 +159,39 @@ def setting(name: str, group: str, help: str, **how: Any) -> Any:
 @setting("queue_timeout", TIMES, "How long a new session waits for a place on a full server.", metavar="S")
 @setting("lease", TIMES, "How long a session outlives the last sign of its client.", metavar="S")
 @setting("heartbeat", TIMES, "How often clients should give a sign.", metavar="S")
+@setting("drain", TIMES, "How long sessions go on after SIGTERM, while no new ones are taken.", metavar="S")
 @setting("grace", TIMES, "How long running commands get when the server is stopped.", metavar="S")
 @setting("worker_liveness", TIMES, "How long a worker may be silent before it is killed.", metavar="S")
+@setting(
+    "worker_max_age",
+    WORKERS,
+    "Seconds after which a worker is renewed: another takes its place, and it ends with its last session. 0: never.",
+    metavar="S",
+)
+@setting(
+    "worker_max_memory",
+    WORKERS,
+    "Memory at which a worker is renewed, such as 4GiB; at half as much again it is killed. 0: no limit.",
+    metavar="SIZE",
+    callback=_read_size,
+    default="0",
+)
+@setting(
+    "worker_max_sessions",
+    WORKERS,
+    "About how many sessions after which a worker is renewed. 0: never.",
+    type=int,
+    metavar="N",
+)
+@setting(
+    "quarantine_deaths",
+    WORKERS,
+    "After so many workers that ended under an environment its new sessions get workers of their own; after so many of "
+    "these it is refused for a while. 0: never.",
+    type=int,
+    metavar="N",
+)
+@setting("quarantine_window", WORKERS, "Seconds within which they are counted.", metavar="S")
 @setting(
     "sandbox",
     SANDBOXES,
@@ -159,10 +224,11 @@ def setting(name: str, group: str, help: str, **how: Any) -> Any:
 )
 @setting("log_level", OTHERS, "How much to log, to stderr.", type=click.Choice(LOG_LEVELS))
 @click.pass_context
-def command(
-    ctx: click.Context, config_file: Path | None, token_file: Path | None, new_token: bool, **options: Any
-) -> None:
+def command(ctx: click.Context, config_file: Path | None, new: bool, **options: Any) -> None:
     """Host environments until Ctrl-C or SIGTERM; a second Ctrl-C stops at once.
+
+    After SIGTERM running sessions have --drain seconds to end by themselves. `docker stop` and the like must wait longer
+    than --drain and --grace together before they kill.
 
     MODULES are imported in the workers, and the environments that they register are hosted beside those of installed
     packages and of Gymnasium.
@@ -171,15 +237,15 @@ def command(
     Examples:
       gymhost serve
       gymhost serve my_environments --workers 8
-      gymhost serve --address 0.0.0.0:50051 --new-token
+      gymhost serve --address 0.0.0.0:50051 --token-file tokens --tls-cert cert.pem --tls-key key.pem
       gymhost serve --attributes 'CartPole-v1=gravity,length' --wrapper my_environments:Noise
       gymhost serve --sandbox docker --sandbox-option runtime=runsc
       gymhost serve --config server.toml
 
-    The keys of the TOML file are the names of the options with `_` for `-`; besides, `modules`, `wrappers` and `paths`
-    (the folders of --app-dir, from the file's own on) are lists, the table `attributes` has a list of names for each
-    pattern of ids, the table `sandbox_options` has those of --sandbox-option, and the table `tokens` the name of each
-    token's identity:
+    The keys of the TOML file are the names of the options with `_` for `-`; besides, `modules`, `wrappers`,
+    `replayable` and `paths` (the folders of --app-dir, from the file's own on) are lists, the table `attributes` has a list of names for each
+    pattern of ids, the table `sandbox_options` has those of --sandbox-option, and the table `tokens` the name and the
+    role of each token's hash:
 
     \b
       address = "0.0.0.0:50051"
@@ -188,14 +254,18 @@ def command(
       [attributes]
       "CartPole-*" = ["gravity", "length"]
       [tokens]
-      "a-long-random-text" = "alice"
+      "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08" = "alice admin"
+      [quotas.alice]
+      sessions = 500
+      queued = 100
+      streams = 8
     """  # noqa: D301 - click wants the character, not an escape
     given = {
         name: value
         for name, value in options.items()
         if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT and value != ()
     }
-    config = _configure(config_file, given, _tokens(token_file, new_token))
+    config = _configure(config_file, given, _tokens(new))
     _, server = need("server", "gymhost serve", "gymhost.envs", "gymhost.server.server")
     try:
         server.run(config, on_ready=_announce)
@@ -217,44 +287,15 @@ def _configure(file: Path | None, given: dict[str, Any], tokens: dict[str, str])
     return dataclasses.replace(config, paths=tuple(str(Path(folder).resolve()) for folder in (".", *config.paths)))
 
 
-def _tokens(file: Path | None, new: bool) -> dict[str, str]:
-    """The tokens of the command line and of the process's environment, each with its identity."""
+def _tokens(new: bool) -> dict[str, str]:
+    """The hashes of the tokens that are no setting, each with its identity."""
     tokens: dict[str, str] = {}
     if token := os.environ.get("GYMHOST_TOKEN"):
-        tokens[token] = DEFAULT_IDENTITY
-    if file is not None:
-        try:
-            tokens |= read_tokens(file.read_text())
-        except (OSError, ValueError) as error:
-            raise click.BadParameter(f"{file}: {error}", param_hint="--token-file") from None
+        tokens[hash_of(token)] = DEFAULT_IDENTITY
     if new:
-        token = secrets.token_urlsafe(24)
-        tokens[token] = DEFAULT_IDENTITY
+        token = new_token()
+        tokens[hash_of(token)] = DEFAULT_IDENTITY
         click.echo(f"token: {token}", err=True)
-    return tokens
-
-
-def read_tokens(text: str) -> dict[str, str]:
-    """Reads a file of tokens.
-
-    Raises:
-        ValueError: It has none, or the same one for two names.
-    """
-    tokens: dict[str, str] = {}
-    for number, line in enumerate(text.splitlines(), start=1):
-        line = line.strip()
-        if not line or line.startswith("#"):
-            continue
-        name, equals, token = (part.strip() for part in line.partition("="))
-        if not equals:
-            name, token = DEFAULT_IDENTITY, line
-        # A token in base64 may end with =, and must not be taken for a name with an empty token.
-        if not name or not token.strip("="):
-            raise ValueError(f"line {number} is neither TOKEN nor NAME=TOKEN; a token that ends with = needs a name")
-        if tokens.setdefault(token, name) != name:
-            raise ValueError(f"line {number} has the token of another name")
-    if not tokens:
-        raise ValueError("it has no token")
     return tokens
 
 
@@ -265,10 +306,14 @@ def _announce(server: "Server") -> None:
     host, _, port = server.address.rpartition(":")
     everywhere = host.strip("[]") in ("0.0.0.0", "::")
     connect = f'"{socket.gethostname()}:{port}"' if everywhere else f'"{server.address}"'
-    if config.tokens:
+    if config.tokens or config.token_file:
         who, connect = "a token is needed", f"{connect}, token=..."
     else:
         who = "no token is needed"
+    if config.tls_client_ca:
+        who, connect = f"{who}, and a certificate", f"{connect}, tls=Tls(ca=..., cert=..., key=...)"
+    elif config.tls_cert:
+        connect = f"{connect}, tls=Tls(ca=...)"
     if config.sandbox == "local":
         click.echo("warning: --sandbox local contains nothing: tools can do all that this server can", err=True)
     click.echo(

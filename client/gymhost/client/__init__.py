@@ -5,6 +5,7 @@ import gymnasium
 from gymhost.client.api import EnvironmentDescription, RemoteServer, TaskList, connect
 from gymhost.client.env import RemoteEnv, make
 from gymhost.client.session import Session
+from gymhost.client.tls import Tls
 from gymhost.client.vector import make_vec
 from gymhost.client.vector_env import RemoteVectorEnv
 from gymhost.wire.errors import (
@@ -20,6 +21,7 @@ from gymhost.wire.errors import (
     InvalidArgument,
     OutOfSequence,
     PermissionDenied,
+    ReplayDiverged,
     ResetNeeded,
     SandboxLost,
     SandboxUnavailable,
@@ -61,6 +63,7 @@ __all__ = [
     "RemoteEnv",
     "RemoteServer",
     "RemoteVectorEnv",
+    "ReplayDiverged",
     "ResetNeeded",
     "SandboxLost",
     "SandboxUnavailable",
@@ -72,6 +75,7 @@ __all__ = [
     "SessionExpired",
     "SessionLost",
     "TaskList",
+    "Tls",
     "TooLarge",
     "Unauthenticated",
     "Unimplemented",

@@ -5,6 +5,7 @@ import atexit
 import contextlib
 import copy
 import dataclasses
+import math
 import os
 import re
 import threading
@@ -13,10 +14,17 @@ from typing import Any, Self, cast
 
 import gymnasium
 
-from gymhost.client.connection import CALL_GRACE, CONNECT_TIMEOUT, RECONNECT_TIMEOUT, Connection
+from gymhost.client.connection import (
+    CALL_GRACE,
+    CONNECT_TIMEOUT,
+    RECONNECT_TIMEOUT,
+    RECOVERY_TIMEOUT,
+    Connection,
+)
 from gymhost.client.embedded import EmbeddedServer
 from gymhost.client.loop import loop_thread, on_fork
 from gymhost.client.session import Session, SessionOptions, tool_dict
+from gymhost.client.tls import Tls, TlsLike, tls_of
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import spaces, values
 from gymhost.wire.errors import ConnectionLost, InvalidArgument
@@ -57,6 +65,7 @@ class EnvironmentDescription:
         source: The distribution that registered it; empty where that is not known.
         step_timeout: Seconds that a step may take; None for no limit.
         reset_timeout: Seconds that a reset may take; None for no limit.
+        replayable: Whether its sessions are recovered when a worker or the server dies; see `Session.replayable`.
         native_vector: Whether it has a vector form of its own, which `make_vec` then makes.
         conversational: Whether actions are assistant messages. This and what follows is known from `describe` only.
         tools: `name`, `description` and `parameters` (JSON Schema) of each tool.
@@ -73,6 +82,7 @@ class EnvironmentDescription:
     source: str
     step_timeout: float | None
     reset_timeout: float | None
+    replayable: bool = False
     native_vector: bool = False
     conversational: bool = False
     tools: Sequence[dict[str, Any]] = ()
@@ -92,6 +102,7 @@ class EnvironmentDescription:
             source=info.source,
             step_timeout=info.step_timeout_ms / 1000 or None,
             reset_timeout=info.reset_timeout_ms / 1000 or None,
+            replayable=info.replayable,
             native_vector=info.native_vector,
             conversational=info.conversational,
             tools=tuple(tool_dict(tool) for tool in info.tools),
@@ -158,13 +169,15 @@ class RemoteServer:
         self,
         address: str | None,
         token: str | None,
+        tls: TlsLike,
         modules: Sequence[str],
         connect_timeout: float,
         reconnect_timeout: float,
+        recovery_timeout: float,
         direct: bool,
     ) -> None:
-        # Without that of the process's environment.
-        self.given_token = token
+        # As they were given, so without what the process's environment has, and as plain values: for specs.
+        self.given = {"token": token, "tls": dataclasses.asdict(tls) if isinstance(tls, Tls) else tls}
         self._address = address
         self._token = token if token is not None or address is None else os.environ.get("GYMHOST_TOKEN")
         if address is not None:
@@ -176,11 +189,22 @@ class RemoteServer:
                 )
         if self._token is not None:
             _check_token(self._token)
+        self._tls = tls_of(tls) if address is not None else None
+        if tls and (address is None or address.startswith("unix:")):
+            raise InvalidArgument("tls is for a server at HOST:PORT: nothing else leaves this machine")
+        if address is not None and address.startswith("unix:"):
+            self._tls = None  # that of the process's environment is for other servers
         self._modules = tuple(modules)
         self._connect_timeout = connect_timeout
         self._reconnect_timeout = reconnect_timeout
+        if not 0 <= recovery_timeout < math.inf:
+            raise InvalidArgument(
+                f"recovery_timeout is a number of seconds, 0 for no recovery, not {recovery_timeout!r}"
+            )
+        self._recovery_timeout = recovery_timeout
         self._direct = direct
-        self._key = (address, self._token, self._modules, connect_timeout, reconnect_timeout, direct)
+        timeouts = connect_timeout, reconnect_timeout, recovery_timeout
+        self._key = (address, self._token, self._tls, self._modules, timeouts, direct)
         self._held: _Shared | None = None
 
     # -- life ----------------------------------------------------------------------------------------------------------
@@ -190,7 +214,8 @@ class RemoteServer:
 
         Raises:
             ServerUnavailable: The server could not be reached, or started.
-            Unauthenticated: It did not take the token.
+            Unauthenticated: It did not take the token, or the client's certificate.
+            InvalidArgument: A file of `tls` can't be read.
         """
         if self._held is not None:
             return self
@@ -209,8 +234,10 @@ class RemoteServer:
         connection = Connection(
             embedded.address if embedded else self._address or "",
             embedded.token if embedded else self._token,
+            tls=self._tls,
             connect_timeout=self._connect_timeout,
             reconnect_timeout=self._reconnect_timeout,
+            recovery_timeout=self._recovery_timeout,
             direct=self._direct,
         )
         if embedded is not None:
@@ -273,9 +300,11 @@ class RemoteServer:
         return {
             "address": self._address,
             "token": self._token,
+            "tls": self._tls or False,
             "modules": self._modules,
             "connect_timeout": self._connect_timeout,
             "reconnect_timeout": self._reconnect_timeout,
+            "recovery_timeout": self._recovery_timeout,
             "direct": self._direct,
         }
 
@@ -283,6 +312,11 @@ class RemoteServer:
     def address(self) -> str:
         """Where the server listens."""
         return self.connection.address
+
+    @property
+    def draining(self) -> bool:
+        """Whether the server has said that it is going away: it takes no new sessions, and those there are end soon."""
+        return self._held is not None and self._held.connection.draining
 
     def session(
         self,
@@ -293,6 +327,7 @@ class RemoteServer:
         split: str | None = None,
         idle_timeout: float | None = None,
         create_timeout: float | None = None,
+        priority: int = 0,
         wrappers: Iterable[Any] = (),
         **kwargs: Any,
     ) -> Session:
@@ -304,14 +339,21 @@ class RemoteServer:
             split: The split that `task` counts in; None means the environment's first.
             idle_timeout: Seconds without a command after which the server closes the session.
             create_timeout: Seconds to wait for a place on a full server; None for the server's default.
+            priority: Where the server is full, whose turn it is: higher ones come first, from -1000 to 1000.
             wrappers: What the server is to put around the environment, the innermost first; see `make`.
             **kwargs: Keyword arguments for the environment.
 
         Raises:
-            InvalidArgument: The task is no index, or a wrapper is none.
+            InvalidArgument: The task is no index, the priority none, or a wrapper is none.
         """
         options = SessionOptions(
-            environment_id, task=task, split=split, idle_timeout=idle_timeout, kwargs=kwargs, wrappers=wrappers
+            environment_id,
+            task=task,
+            split=split,
+            idle_timeout=idle_timeout,
+            priority=priority,
+            kwargs=kwargs,
+            wrappers=wrappers,
         )
         return Session(self.connection, options, create_timeout=create_timeout)
 
@@ -390,15 +432,23 @@ class RemoteServer:
         response = await self._unary("ListEnvironments", pb.ListEnvironmentsRequest(prefix="\0"), ASK_LIMIT)
         return list(response.problems)
 
-    async def sessions(self) -> list[dict[str, Any]]:
-        """The caller's sessions, without their ids: `environment_id`, `attached`, `age` in seconds, `worker`."""
-        response = await self._unary("ListSessions", pb.ListSessionsRequest(), ASK_LIMIT)
+    async def sessions(self, *, everyone: bool = False) -> list[dict[str, Any]]:
+        """The caller's sessions, without their ids: `environment_id`, `attached`, `age` in seconds, `worker`.
+
+        Args:
+            everyone: Everybody's instead, each also with its `identity`.
+
+        Raises:
+            PermissionDenied: Everybody's are for the role `admin`.
+        """
+        response = await self._unary("ListSessions", pb.ListSessionsRequest(everyone=everyone), ASK_LIMIT)
         return [
             {
                 "environment_id": info.environment_id,
                 "attached": info.attached,
                 "age": info.age_ms / 1000,
                 "worker": info.worker,
+                **({"identity": info.identity} if everyone else {}),
             }
             for info in response.sessions
         ]
@@ -431,9 +481,11 @@ def connect(
     address: str | None = None,
     *,
     token: str | None = None,
+    tls: TlsLike = None,
     modules: Sequence[str] = (),
     connect_timeout: float = CONNECT_TIMEOUT,
     reconnect_timeout: float = RECONNECT_TIMEOUT,
+    recovery_timeout: float = RECOVERY_TIMEOUT,
     direct: bool = True,
 ) -> RemoteServer:
     """Connects to a server, or starts an embedded one.
@@ -445,15 +497,20 @@ def connect(
     Args:
         address: `HOST:PORT` or `unix:PATH`; None starts a server of this process's own, stopped with its last user.
         token: The bearer token; None takes the environment variable GYMHOST_TOKEN.
+        tls: How TLS is spoken with the server: a `Tls`, its fields as a dict, True for a certificate of a public
+            authority, False for no TLS. None takes the files that the environment variables GYMHOST_TLS_CA,
+            GYMHOST_TLS_CERT and GYMHOST_TLS_KEY name; without them no TLS is spoken.
         modules: For an embedded server: modules that register environments.
         connect_timeout: Seconds for the first connection.
         reconnect_timeout: Seconds for restoring a broken one, after which what waits fails with ConnectionLost.
+        recovery_timeout: Seconds for making a session again that is lost, see `Session.replayable`; 0 for never.
         direct: Whether steps go past gRPC, straight to the workers, where the server is this user's and on this host.
 
     Returns:
         The server, to be entered with `async with` or `with`, or opened with `open`.
 
     Raises:
-        InvalidArgument: The address or the token can't be one, or `modules` goes with an address.
+        InvalidArgument: The address, the token, `tls` or `recovery_timeout` can't be one, or `modules` goes with an
+            address.
     """
-    return RemoteServer(address, token, modules, connect_timeout, reconnect_timeout, direct)
+    return RemoteServer(address, token, tls, modules, connect_timeout, reconnect_timeout, recovery_timeout, direct)

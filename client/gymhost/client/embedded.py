@@ -1,19 +1,19 @@
 """The embedded server: a real one, in processes of its own, that lives as long as its client."""
 
+import hashlib
 import importlib.util
 import json
 import os
 import secrets
 import select
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from gymhost.wire.errors import ServerUnavailable
+from gymhost.wire.folders import HeldFolder
 
 # Seconds for the server to start, and to stop.
 START_LIMIT = 120.0
@@ -34,13 +34,14 @@ class EmbeddedServer:
         if importlib.util.find_spec("uvloop") is None:
             raise ServerUnavailable("an embedded server needs the extra 'server': pip install 'gymhost[server]'")
         self.token = secrets.token_hex(16)
-        self._folder = Path(tempfile.mkdtemp(prefix="gymhost-"))
-        self.address = f"unix:{self._folder / 'server'}"
+        # Where it is found abandoned when this process and the server have both been killed.
+        self._folder = HeldFolder("gymhost-embedded-")
+        self.address = f"unix:{self._folder.path / 'server'}"
         config: dict[str, Any] = {
             "address": self.address,
             "modules": list(modules),
             "paths": [str(Path(path).absolute()) for path in sys.path if path],
-            "tokens": {self.token: "embedded"},
+            "tokens": {f"sha256:{hashlib.sha256(self.token.encode()).hexdigest()}": "embedded"},
             # It is its user's own.
             "attributes": {"*": ["*"]},
             "wrappers": ["*"],
@@ -101,7 +102,7 @@ class EmbeddedServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()
 
     def forked(self) -> None:
         """Called in a forked child: the server is the parent's, and nobody's child here."""

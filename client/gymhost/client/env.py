@@ -1,6 +1,7 @@
 """`make`: an environment on a server as a plain Gymnasium environment, usable from any thread."""
 
 import contextlib
+import copy
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +20,10 @@ from gymhost.client.attributes import (
     missing_as_usual,
     reaches,
 )
+from gymhost.client.connection import RECOVERY_TIMEOUT
+from gymhost.client.forks import encode_fork
+from gymhost.client.pending import Lane
+from gymhost.client.recovery import arrange, why_not
 from gymhost.client.session import (
     Made,
     SessionOptions,
@@ -30,6 +35,7 @@ from gymhost.client.session import (
     release,
 )
 from gymhost.client.thread_link import ThreadLane
+from gymhost.client.tls import TlsLike
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors, spaces, values
 from gymhost.wire.attributes import is_public, state_of
@@ -66,22 +72,29 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             server.close()
             raise
         response = pb.CreateSessionResponse.FromString(reply)
-        self._lane = ThreadLane(self._connection, self._connection.lane(response.lanes[0]))
-        self._release = weakref.finalize(self, _release, self._lane, server)
+        lane, made = self._connection.lane(response.lanes[0]), Made(response)
+        arrange(lane, made, options, create_timeout)
+        # Not those that sessions share: each environment samples by itself, as local ones do.
+        self._begin(lane, made, spaces.decode(response.observation_space), spaces.decode(response.action_space))
+
+    def _begin(
+        self, lane: Lane, made: Made, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
+    ) -> None:
+        """Takes what was made on the server."""
+        self._lane = ThreadLane(self._connection, lane)
+        self._release = weakref.finalize(self, _release, self._lane, self._server)
         self._release.atexit = False  # at exit the connection itself is closed
-        made = Made(response)
         self._made = made
         # Methods of the environment's, as far as they have been asked for.
         self._methods: set[str] = set()
         # The generator that was handed out since the last command, and its state then.
         self._lent: tuple[np.random.Generator, bytes] | None = None
-        # Not those that sessions share: each environment samples by itself, as local ones do.
-        self.observation_space = spaces.decode(response.observation_space)
-        self.action_space = spaces.decode(response.action_space)
+        self.observation_space = observation_space
+        self.action_space = action_space
         self.metadata = _metadata(made)
         self.render_mode = made.render_mode
         self.tools = made.tools
-        self._spec = _spec(server, options, create_timeout, made)
+        self._spec = _spec(self._server, self._options, self._create_timeout, made)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Starts an episode, as in Gymnasium.
@@ -90,6 +103,8 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             EnvironmentFault: The environment raised; the remote traceback is part of the message.
             SessionError: The session has ended; its subclass says how.
         """
+        if seed is None:
+            seed = self._lane.lane.first_seed()
         return decode_reset(self._command(pb.COMMAND_KIND_RESET, encode_reset(seed, options)))
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -101,6 +116,45 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         """
         return decode_step(self._command(pb.COMMAND_KIND_STEP, encode_step(action)))
 
+    def fork(self, number: int = 1) -> list["RemoteEnv"]:
+        """Makes environments that go on from the present state of this one, each with a session of its own.
+
+        The same actions are answered in them as they would be here, their spaces sample as these would, and nothing
+        that is done in one shows in another. See `Session.fork`.
+
+        Args:
+            number: How many.
+
+        Raises:
+            Unimplemented: The environment can't be copied; the message says what of it can't be.
+            CapacityExhausted: The server is full.
+            EnvironmentFault: Copying it raised; the remote traceback is part of the message.
+            SessionError: The session has ended; its subclass says how.
+        """
+        if self._lent is not None:
+            self._give_back()
+        forked = self._lane.fork(encode_fork(number))
+        forks: list[RemoteEnv] = []
+        try:
+            for lane, queued in forked.lanes:
+                fork = object.__new__(type(self))
+                fork._server = connect(**self._server.arguments).open()
+                fork._options, fork._create_timeout = self._options, self._create_timeout
+                fork._connection = self._connection
+                forks.append(fork)
+                fork._begin(
+                    lane,
+                    self._made.with_wait(queued),
+                    copy.deepcopy(self.observation_space),
+                    copy.deepcopy(self.action_space),
+                )
+        except BaseException:
+            forked.leave()
+            for fork in forks:
+                fork._server.close()
+            raise
+        return forks
+
     def render(self) -> Any:
         """Renders, as in Gymnasium."""
         return decode_render(self._command(pb.COMMAND_KIND_RENDER, b""))
@@ -111,13 +165,28 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             return
         try:
             lane = self._lane.lane
-            if lane.ended is None:
-                lane.ended = errors.SessionClosed("the environment was closed")
+            if lane.close("the environment was closed"):
                 with contextlib.suppress(errors.ServerUnavailable):
                     self._connection.call(pb.COMMAND_KIND_CLOSE, None, lane=lane.number)
         finally:
             self._lane.close()
             self._server.close()
+
+    @property
+    def replayable(self) -> bool:
+        """Whether the session is recovered when its worker or its server dies; see `Session.replayable`."""
+        return self.not_replayable is None
+
+    @property
+    def not_replayable(self) -> str | None:
+        """Why the session could not be recovered, as of its last command; None where it could."""
+        return why_not(self._lane.lane, self._made)
+
+    @property
+    def recoveries(self) -> int:
+        """How often the session was recovered."""
+        recovery = self._lane.lane.recovery
+        return 0 if recovery is None else recovery.count
 
     # -- attributes ----------------------------------------------------------------------------------------------------
 
@@ -274,10 +343,13 @@ def make(
     *,
     server: str | None = None,
     token: str | None = None,
+    tls: TlsLike = None,
     modules: Sequence[str] = (),
     task: int | None = None,
     split: str | None = None,
     create_timeout: float | None = None,
+    recovery_timeout: float = RECOVERY_TIMEOUT,
+    priority: int = 0,
     direct: bool = True,
     wrappers: Iterable[Any] = (),
     **kwargs: Any,
@@ -288,10 +360,13 @@ def make(
         id: The environment's id, such as `gymhost/Echo-v0` or `CartPole-v1`.
         server: `HOST:PORT` or `unix:PATH`; None starts a server of this process's own.
         token: The bearer token; None takes the environment variable GYMHOST_TOKEN.
+        tls: How TLS is spoken with the server, as for `connect`; None takes what GYMHOST_TLS_CA, _CERT and _KEY name.
         modules: For an embedded server: modules that register environments.
         task: The task that resets play unless their options name another.
         split: The split that `task` counts in.
         create_timeout: Seconds to wait for a place on a full server.
+        recovery_timeout: Seconds for making a session again that is lost, see `RemoteEnv.replayable`; 0 for never.
+        priority: Where the server is full, whose turn it is: higher ones come first, from -1000 to 1000.
         direct: Whether steps go past gRPC, straight to the workers, where the server is this user's and on this host.
         wrappers: What the server is to put around the environment, the innermost first: the name of a wrapper of
             Gymnasium's, such as `"FrameStackObservation"`, `"module:Class"`, a class, or a pair of one of these and a
@@ -305,9 +380,11 @@ def make(
         ServerUnavailable: The server could not be reached, or started.
         EnvironmentFault: The environment could not be made.
     """
-    options = SessionOptions(id, task=task, split=split, kwargs=kwargs, wrappers=wrappers)
+    options = SessionOptions(id, task=task, split=split, priority=priority, kwargs=kwargs, wrappers=wrappers)
     return RemoteEnv(
-        connect(server, token=token, modules=modules, direct=direct), options, create_timeout=create_timeout
+        connect(server, token=token, tls=tls, modules=modules, recovery_timeout=recovery_timeout, direct=direct),
+        options,
+        create_timeout=create_timeout,
     )
 
 
@@ -366,7 +443,7 @@ def _spec(server: RemoteServer, options: SessionOptions, create_timeout: float |
         overridden["max_episode_steps"] = -1
     # Specs are printed and written to files: a token of the process's environment stays out of them.
     remote = {
-        "server": server.arguments | {"token": server.given_token},
+        "server": server.arguments | server.given,
         "options": {name: value for name, value in vars(options).items() if name != "kwargs"},
         "create_timeout": create_timeout,
         "kwargs": overridden,

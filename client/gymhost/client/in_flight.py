@@ -61,7 +61,10 @@ class InFlight:
         items = size = 0
         while outbox and items < limits.FRAME_ITEMS and size < limits.FRAME_BYTES:
             pending = outbox.popleft()
-            payload = pending.payload
+            payload, lane = pending.payload, pending.lane
+            if lane is not None and lane.ended is not None:
+                self._refuse(pending, lane.ended)
+                continue
             if len(payload) > limits.FRAME_BYTES:
                 self._send_large(pending)
                 continue
@@ -70,7 +73,6 @@ class InFlight:
                 outbox.appendleft(pending)
                 break
             items += 1
-            lane = pending.lane
             if lane is not None:
                 on_lanes[lane.number] = pending
             elif pending.kind != pb.COMMAND_KIND_CANCEL:
@@ -83,6 +85,13 @@ class InFlight:
                 payload=payload,
             )
         return frame
+
+    def _refuse(self, pending: Pending, error: errors.Error) -> None:
+        """Fails a command whose session has ended since it was made: the number may be another session's by now."""
+        if self.on_lanes.get(pending.number) is pending:
+            del self.on_lanes[pending.number]
+        pending.fail(error)
+        self.wake_bridges()
 
     def _send_large(self, pending: Pending) -> None:
         if pending.lane is not None:
@@ -130,9 +139,10 @@ class InFlight:
                 if pending is not None:
                     self.on_lanes[reply.lane] = pending
                 self._control(reply)
-        self._wake_bridges()
+        self.wake_bridges()
 
-    def _wake_bridges(self) -> None:
+    def wake_bridges(self) -> None:
+        """Has the replies carried over that have gathered."""
         for bridge in self.laden_bridges:
             bridge.wake()
         self.laden_bridges.clear()
@@ -144,6 +154,8 @@ class InFlight:
                 self._answered(pending, reply)
         elif reply.code == pb.REPLY_CODE_WANT_BULK:
             self.bulk_wanted.set()
+        elif reply.lane == 0 and reply.code == pb.REPLY_CODE_UNAVAILABLE:
+            self._connection.draining = True
         elif reply.sequence == 0 and (lane := self.lanes.get(reply.lane)) is not None:
             self.end_lane(lane, failure(reply.code, reply.payload))
 
@@ -186,6 +198,13 @@ class InFlight:
         if pending is not None:
             pending.fail(error)
 
+    def let_go(self, lane: Lane) -> None:
+        """Forgets a lane that has ended, but not the command on it, whose answer is still to come."""
+        if self.lanes.get(lane.number) is lane:
+            del self.lanes[lane.number]
+        if self.on_lanes.get(lane.number) is lane.pending:
+            self.on_lanes.pop(lane.number, None)
+
     def end_lanes(self, error: errors.Error) -> None:
         """Ends every lane."""
         for lane in list(self.lanes.values()):
@@ -201,7 +220,7 @@ class InFlight:
         self.on_lanes.clear()
         self._calls.clear()
         self._abandoned.clear()
-        self._wake_bridges()
+        self.wake_bridges()
         for link in list(self._connection.links):
             link.dispose()
 

@@ -19,13 +19,14 @@ from gymhost.wire import errors
 if TYPE_CHECKING:
     from gymhost.client.connection import Connection
     from gymhost.client.direct import DirectLink
+    from gymhost.client.recovery import Recovery
 
 
 # What tells that a session has ended.
 _ENDS = (errors.SessionClosed, errors.SessionExpired, errors.SessionLost)
 
-
-_OVERTAKEN = (pb.REPLY_CODE_UNKNOWN_SESSION, pb.REPLY_CODE_CANCELLED)
+# What a command is answered with that was overtaken by the end of its session.
+OVERTAKEN = (pb.REPLY_CODE_UNKNOWN_SESSION, pb.REPLY_CODE_CANCELLED)
 
 
 class Pending:
@@ -53,6 +54,16 @@ class Pending:
         self.reply = b""
         # What went wrong on this side, in place of a reply.
         self.error: errors.Error | None = None
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether it is known that nobody waits for the reply."""
+        return False
+
+    def recovers(self, code: int, reply: bytes) -> bool:
+        """Whether the session is lost and recovered, so that the reply is still to come."""
+        lane = self.lane
+        return lane is not None and lane.recovery is not None and lane.recovery.takes(self, code, reply)
 
     def resolve(self, code: int, reply: bytes) -> None:
         """Takes the reply. On the connection's loop only."""
@@ -90,7 +101,7 @@ class Pending:
         lane = self.lane
         if self.error is not None:
             return copy.copy(self.error)
-        if self.code in _OVERTAKEN and lane is not None and lane.ended is not None:
+        if self.code in OVERTAKEN and lane is not None and lane.ended is not None:
             # The session's end says more: the command crossed its notice, or was cancelled for it.
             return copy.copy(lane.ended)
         error = failure(self.code, self.reply)
@@ -124,7 +135,7 @@ class ThreadPending(Pending):
     def resolve(self, code: int, reply: bytes) -> None:
         """Takes the reply; the first one, where there are more."""
         # In this order, since an interrupt may end it anywhere: while the lane is not free it can be done again.
-        if self.answered:
+        if self.answered or (code and self.recovers(code, reply)):
             return
         self.code = code
         self.reply = reply
@@ -168,8 +179,15 @@ class AsyncPending(Pending):
         self._bridge = bridge
         self.future: asyncio.Future[None] = bridge.loop.create_future()
 
+    @property
+    def abandoned(self) -> bool:
+        """Whether its caller was cancelled."""
+        return self.future.cancelled()
+
     def resolve(self, code: int, reply: bytes) -> None:
         """Takes the reply, and has the bridge carry it over. On the connection's loop only."""
+        if code and self.recovers(code, reply):
+            return
         self.code = code
         self.reply = reply
         lane = self.lane
@@ -182,6 +200,8 @@ class AsyncPending(Pending):
     def settle(self, code: int, reply: bytes) -> None:
         """Takes the reply on the very loop that waits for it."""
         # The first half of `resolve`, again without a call more on the way of every step.
+        if code and self.recovers(code, reply):
+            return
         self.code = code
         self.reply = reply
         lane = self.lane
@@ -259,6 +279,8 @@ class Bridge:
             future = done.popleft().future
             if not future.done():
                 future.set_result(None)
+        if self._away < 0:
+            self._away = 0  # some were handed over elsewhere first
 
 
 class Lane:
@@ -279,6 +301,7 @@ class Lane:
         "ended",
         "number",
         "pending",
+        "recovery",
         "sequence",
         "session_id",
         "token",
@@ -299,18 +322,63 @@ class Lane:
         self.ended: errors.Error | None = None
         # One a waiter, since one that is cancelled must not take the others with it.
         self.waiting: tuple[concurrent.futures.Future[None], ...] = ()
+        # What makes the session again when it is lost; None where that can't be done.
+        self.recovery: Recovery | None = None
 
-    def begin(self, pending: Pending) -> None:
+    def begin(self, pending: Pending) -> bool:
         """Makes a command the one in flight. The lane must be free.
+
+        Returns:
+            Whether it is to be sent; else the session is being recovered, and the command sent after that.
 
         Raises:
             Error: The session has ended.
         """
+        recovery = self.recovery
         if self.ended is not None:
-            raise copy.copy(self.ended)
+            if recovery is None or not recovery.resumes(pending):
+                raise copy.copy(self.ended)
+            return False
         self.sequence += 1
         pending.sequence = self.sequence
         self.pending = pending
+        if recovery is not None:
+            recovery.journal.begin(pending)
+        return True
+
+    def first_seed(self) -> int | None:
+        """The seed for a reset without one: drawn here while the environment would draw one that nobody knew."""
+        return None if self.recovery is None else self.recovery.journal.first_seed()
+
+    @property
+    def lost(self) -> bool:
+        """Whether the session has ended other than by `close`, and is not recovered."""
+        ended = self.ended
+        if ended is None or isinstance(ended, errors.SessionClosed):
+            return False
+        return self.recovery is None or not self.recovery.can(ended)
+
+    def cancel(self) -> None:
+        """Asks for the end of the command in flight."""
+        if self.ended is None:  # else the number may be another session's by now
+            self.connection.forget(pb.COMMAND_KIND_CANCEL, self.number)
+
+    def close(self, why: str) -> bool:
+        """Takes no more commands.
+
+        Args:
+            why: What to say to those that come.
+
+        Returns:
+            Whether the session has to be closed on the server.
+        """
+        recovery = self.recovery
+        if recovery is not None:
+            recovery.close()
+        is_open = self.ended is None
+        if is_open or (recovery is not None and isinstance(self.ended, errors.SessionLost)):
+            self.ended = errors.SessionClosed(why)
+        return is_open
 
     def free(self) -> None:
         """Called when the command in flight has its reply. On the connection's loop."""

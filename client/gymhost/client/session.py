@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import copy
 import json
 import numbers
 import secrets
@@ -15,16 +16,21 @@ from google.protobuf.message import DecodeError as ProtobufDecodeError
 from gymhost.client import wrapping
 from gymhost.client.attributes import decode_attribute, encode_call, encode_get, encode_set, missing_as_usual
 from gymhost.client.connection import Connection
+from gymhost.client.forks import AsyncFork, encode_fork
 from gymhost.client.pending import AsyncPending, Bridge, Lane
+from gymhost.client.recovery import arrange, why_not
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.v1 import values_pb2
 from gymhost.wire import errors, spaces, values
+from gymhost.wire.fields import FIELDS
 
 __all__ = ["Session", "SessionOptions"]
 
 # What `reset` and `step` return.
 ResetResult = tuple[Any, dict[str, Any]]
 StepResult = tuple[Any, float, bool, bool, dict[str, Any]]
+
+MAX_PRIORITY = FIELDS["CreateSessionRequest.priority"]
 
 # Spaces by their serialized form: thousands of sessions of one environment share them.
 _spaces: dict[bytes, gymnasium.Space[Any]] = {}
@@ -38,11 +44,12 @@ class SessionOptions:
         task: The task that resets play unless their options name another; None leaves it to the environment.
         split: The split that `task` counts in; None means the environment's first.
         idle_timeout: Seconds without a command after which the server closes the session; None for no such limit.
+        priority: Where the server is full, whose turn it is: higher ones come first; -1000 to 1000.
         kwargs: Keyword arguments for the environment.
         wrappers: What the server is to put around it, the innermost first; see `make`.
 
     Raises:
-        InvalidArgument: The task is no index, or a wrapper is none.
+        InvalidArgument: The task is no index, the priority none, or a wrapper is none.
     """
 
     def __init__(
@@ -52,15 +59,21 @@ class SessionOptions:
         task: int | None = None,
         split: str | None = None,
         idle_timeout: float | None = None,
+        priority: int = 0,
         kwargs: dict[str, Any] | None = None,
         wrappers: Iterable[Any] = (),
     ) -> None:
         if task is not None and not (isinstance(task, numbers.Integral) and 0 <= task < 2**64):
             raise errors.InvalidArgument(f"task must be an index from 0, not {task!r}")
+        if not (isinstance(priority, numbers.Integral) and abs(priority) <= MAX_PRIORITY):
+            raise errors.InvalidArgument(
+                f"priority must be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}, not {priority!r}"
+            )
         self.environment_id = environment_id
         self.task = task
         self.split = split
         self.idle_timeout = idle_timeout
+        self.priority = int(priority)
         self.kwargs = kwargs or {}
         self.wrappers = wrapping.normalise(wrappers)
 
@@ -77,6 +90,7 @@ class SessionOptions:
             split=self.split or "",
             idle_timeout_ms=round((self.idle_timeout or 0) * 1000),
             wrappers=wrapping.messages(self.wrappers),
+            priority=self.priority,
         )
         if self.kwargs:
             values.encode(self.kwargs, request.kwargs)
@@ -93,6 +107,7 @@ class Made:
         self.render_mode = response.render_mode or None
         self.conversational = response.conversational
         self.evaluates = response.evaluates
+        self.replayable = response.replayable
         self.queued = response.queued_ms / 1000
         self.tools = [tool_dict(tool) for tool in response.tools]
         self.attributes = frozenset(response.attributes)
@@ -100,6 +115,12 @@ class Made:
         self.max_episode_steps = spec.max_episode_steps if spec.HasField("max_episode_steps") else None
         self.reward_threshold = spec.reward_threshold if spec.HasField("reward_threshold") else None
         self.nondeterministic = spec.nondeterministic
+
+    def with_wait(self, queued: float) -> "Made":
+        """The same of a session that waited so many seconds for its place."""
+        made = copy.copy(self)
+        made.queued = queued
+        return made
 
 
 def tool_dict(tool: pb.ToolSpec) -> dict[str, Any]:
@@ -122,7 +143,7 @@ def _space(message: values_pb2.Space) -> gymnasium.Space[Any]:
 
 def release(lane: Lane) -> None:
     """Closes a session that nobody holds any more."""
-    if lane.ended is None:
+    if lane.close("the session was let go of"):
         with contextlib.suppress(errors.Error):
             lane.connection.forget(pb.COMMAND_KIND_CLOSE, lane.number)
 
@@ -152,17 +173,23 @@ class Session:
 
         Raises:
             UnknownEnvironment: No such environment is registered there.
-            CapacityExhausted: The server is full.
+            CapacityExhausted: The server is full, or the caller has its quota; `retry_after` says when it is worth
+                asking again.
             EnvironmentFault: The environment could not be made.
         """
         request = self.options.request()
         reply = await self._connection.acall(pb.COMMAND_KIND_CREATE, request, timeout=self._create_timeout)
         response = pb.CreateSessionResponse.FromString(reply)
-        self._lane = self._connection.lane(response.lanes[0])
-        # At exit the connection itself is closed.
-        weakref.finalize(self, release, self._lane).atexit = False
-        self._made = Made(response)
+        lane, made = self._connection.lane(response.lanes[0]), Made(response)
+        arrange(lane, made, self.options, self._create_timeout)
+        self._begin(lane, made)
         return self
+
+    def _begin(self, lane: Lane, made: "Made") -> None:
+        """Takes what was made on the server."""
+        self._lane, self._made = lane, made
+        # At exit the connection itself is closed.
+        weakref.finalize(self, release, lane).atexit = False
 
     async def __aenter__(self) -> Self:
         return await self.open() if self._lane is None else self
@@ -209,9 +236,30 @@ class Session:
 
     @property
     def lost(self) -> bool:
-        """Whether the session has ended other than by `close`, as far as is known here."""
-        lane = self._lane
-        return lane is not None and lane.ended is not None and not isinstance(lane.ended, errors.SessionClosed)
+        """Whether the session has ended other than by `close`, for good, as far as is known here."""
+        return self._lane is not None and self._lane.lost
+
+    @property
+    def replayable(self) -> bool:
+        """Whether the session is recovered when its worker or its server dies; `not_replayable` says why not.
+
+        Then another one is created, told again what this one was told since its last seeded reset, and goes on from
+        there: a step takes longer, and that is all. Its replies are compared with those before.
+        """
+        return self.not_replayable is None
+
+    @property
+    def not_replayable(self) -> str | None:
+        """Why the session could not be recovered, as of its last command; None where it could."""
+        made = self._opened
+        assert self._lane is not None
+        return why_not(self._lane, made)
+
+    @property
+    def recoveries(self) -> int:
+        """How often the session was recovered."""
+        recovery = None if self._lane is None else self._lane.recovery
+        return 0 if recovery is None else recovery.count
 
     @property
     def _opened(self) -> Made:
@@ -241,6 +289,8 @@ class Session:
             CommandTimeout: A time limit stopped it.
             SessionError: The session has ended; its subclass says how.
         """
+        if seed is None and self._lane is not None:
+            seed = self._lane.first_seed()
         return decode_reset(await self._command(pb.COMMAND_KIND_RESET, encode_reset(seed, options), timeout))
 
     async def step(self, action: Any, *, timeout: float | None = None) -> StepResult:
@@ -267,7 +317,7 @@ class Session:
         try:
             await pending.future
         except asyncio.CancelledError:
-            self._connection.forget(pb.COMMAND_KIND_CANCEL, lane.number)
+            lane.cancel()
             raise
         return decode_step(pending.result())
 
@@ -276,6 +326,49 @@ class Session:
         command = pb.CallToolCommand(name=name, arguments=json.dumps(arguments))
         reply = await self._command(pb.COMMAND_KIND_CALL_TOOL, command.SerializeToString(), timeout)
         return decode_step_message(parse(pb.CallToolResult, reply).result)
+
+    async def fork(self, number: int = 1, *, timeout: float | None = None) -> "list[Session]":
+        """Makes sessions that go on from the present state of this one, as for a search, or for a shared beginning.
+
+        The same actions are answered in them as they would be here, and nothing that is done in one shows in another.
+        Where the environment has a sandbox, theirs begin with the files of this one; what runs in it does not run in
+        them. All of them are in the worker of this session, and each takes a place of the server's.
+
+        Args:
+            number: How many.
+            timeout: Seconds after which the server stops it, a wait for places included; None leaves it to the
+                server's and the environment's own limits.
+
+        Returns:
+            The sessions, which are open: close each, or use it with `async with`.
+
+        Raises:
+            Unimplemented: The environment can't be copied, or has copies of its own (a vector session).
+            CapacityExhausted: The server is full.
+            EnvironmentFault: Copying it raised; the remote traceback is part of the message.
+            CommandTimeout: A time limit stopped it.
+            SessionError: The session has ended; its subclass says how.
+        """
+        payload, made, lane = encode_fork(number), self._opened, self._lane
+        assert lane is not None
+        while lane.pending is not None:
+            await asyncio.wrap_future(lane.until_free())
+        bridge = self._connection.bridge()
+        pending = AsyncFork(bridge, lane, payload, 0 if timeout is None else max(1, round(timeout * 1000)))
+        if lane.begin(pending):
+            # On the stream, whatever way steps go: the server itself has a part in it.
+            bridge.submit(pending)
+        try:
+            forked = await pending.wait()
+        except asyncio.CancelledError:
+            lane.cancel()
+            raise
+        forks: list[Session] = []
+        for twin, queued in forked.lanes:
+            fork = Session(self._connection, self.options, create_timeout=self._create_timeout)
+            fork._begin(twin, made.with_wait(queued))
+            forks.append(fork)
+        return forks
 
     async def evaluate(self, limit: str | None = None, *, timeout: float | None = None) -> StepResult:
         """Scores the episode: one that was reset with the option `evaluate_apart` and has ended, or one that ends here.
@@ -343,9 +436,8 @@ class Session:
     async def close(self) -> None:
         """Closes the session. Twice is no error, nor is closing one that has ended."""
         lane = self._lane
-        if lane is None or lane.ended is not None:
+        if lane is None or not lane.close("the session was closed"):
             return
-        lane.ended = errors.SessionClosed("the session was closed")
         with contextlib.suppress(errors.ServerUnavailable):
             await self._connection.acall(pb.COMMAND_KIND_CLOSE, None, lane=lane.number)
 
@@ -361,7 +453,7 @@ class Session:
         try:
             await pending.future
         except asyncio.CancelledError:
-            self._connection.forget(pb.COMMAND_KIND_CANCEL, lane.number)
+            lane.cancel()
             raise
         return pending.result()
 
@@ -375,7 +467,8 @@ class Session:
             bridge = self._bridge = connection.bridge()
         left = 0 if timeout is None else max(1, round(timeout * 1000))
         pending = AsyncPending(bridge, lane, lane.number, kind, payload, left)
-        lane.begin(pending)
+        if not lane.begin(pending):
+            return pending
         link = bridge.links.of(lane)
         if link is not None:
             link.submit(pending)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from gymhost.client.grpc_core import grpc
 from gymhost.client.in_flight import InFlight
-from gymhost.client.options import channel_options
 from gymhost.client.pending import Pending, failure
 from gymhost.client.rpc_errors import FINAL, from_rpc
 from gymhost.v1 import environments_pb2 as pb
@@ -86,6 +85,9 @@ class Stream:
                 if raised.code() in FINAL:
                     self._give_up(error)
                     return
+                if not self.opened.done() and (problem := await self._connection.tls_problem()):
+                    self._give_up(problem)
+                    return
             except errors.ConnectionLost as raised:
                 error = raised
             except asyncio.InvalidStateError:
@@ -105,13 +107,17 @@ class Stream:
             limit = self._reconnect_timeout if self.opened.done() else self._connect_timeout
             if loop.time() - down_since > limit:
                 if not self.opened.done():
+                    if isinstance(error, errors.CapacityExhausted):
+                        self._give_up(error)
+                        return
                     where = f"can't reach a gymhost server at {address} within {limit:g} s (connect_timeout)"
                     self._give_up(
                         errors.ServerUnavailable(f"{where}: is `gymhost serve` running there? ({error.message})")
                     )
                     return
                 where = f"the connection to {address} could not be restored within {limit:g} s (reconnect_timeout)"
-                self._in_flight.fail_all(errors.ConnectionLost(f"{where}: {error.message}"))
+                why = await self._connection.tls_problem() or error
+                self._in_flight.fail_all(errors.ConnectionLost(f"{where}: {why.message}"))
                 down_since = loop.time()
             await asyncio.sleep(pause)
             pause = min(2 * pause, 1.0)
@@ -201,7 +207,7 @@ class Stream:
         """Opens the bulk stream when it is first needed, and serves it."""
         await self._in_flight.bulk_wanted.wait()
         address, welcome = self._connection.address, self._connection.welcome
-        channel = grpc.aio.insecure_channel(address, options=channel_options(welcome.max_payload_bytes))
+        channel = self._connection.new_channel()
         try:
             stub: Any = rpc.EnvironmentServiceStub(channel)
             call = stub.Interact(metadata=self._metadata)

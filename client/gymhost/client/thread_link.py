@@ -8,11 +8,13 @@ import mmap
 import os
 import socket
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from google.protobuf.message import DecodeError as ProtobufDecodeError
 
-from gymhost.client.pending import Pending, ThreadPending
+from gymhost.client.forks import Forked, ThreadFork
+from gymhost.client.pending import Lane, Pending, ThreadPending
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors
 from gymhost.wire.frames import FrameReader, SocketFrames
@@ -20,7 +22,8 @@ from gymhost.wire.limits import ENVELOPE
 
 if TYPE_CHECKING:
     from gymhost.client.connection import Connection
-    from gymhost.client.pending import Lane
+
+P = TypeVar("P", bound=ThreadPending)
 
 # Seconds for a worker to take the socket.
 ATTACH_LIMIT = 10.0
@@ -40,7 +43,7 @@ class ThreadLink:
         OSError: There is no such way.
     """
 
-    def __init__(self, connection: "Connection", lane: "Lane") -> None:
+    def __init__(self, connection: "Connection", lane: Lane) -> None:
         self._lane = lane.number
         self._links = connection.links
         end = socket.socket(socket.AF_UNIX)
@@ -138,7 +141,7 @@ class ThreadLane:
         lane: The session's lane.
     """
 
-    def __init__(self, connection: "Connection", lane: "Lane") -> None:
+    def __init__(self, connection: "Connection", lane: Lane) -> None:
         self.lane = lane
         self.link: ThreadLink | None = None
         self._connection = connection
@@ -152,7 +155,7 @@ class ThreadLane:
         Raises:
             Error: It failed.
         """
-        if self.lane.ended is not None:
+        if self.lane.ended is not None and (self.lane.recovery is None or self._connection.dead is not None):
             raise copy.copy(self.lane.ended)  # in a forked child another thread's turn may never end
         with self._turn:
             try:
@@ -166,12 +169,36 @@ class ThreadLane:
                 self.cancel()
                 raise
 
+    def fork(self, payload: bytes) -> Forked:
+        """Makes a FORK, on the stream, and waits for its reply.
+
+        Raises:
+            Error: It failed.
+        """
+        with self._turn:
+            pending: ThreadFork | None = None
+            try:
+                pending = self._prepare(ThreadFork, pb.COMMAND_KIND_FORK, payload)
+                self.to_stream(pending)
+                pending.wait()
+            except errors.Error:
+                raise
+            except BaseException:  # such as KeyboardInterrupt
+                if pending is not None:
+                    pending.forked.leave()
+                self.cancel()
+                raise
+            return pending.forked
+
     def prepare(self, kind: int, payload: bytes) -> ThreadPending:
         """Makes a command the session's next, once the one before it has its reply. It is to be sent then.
 
         Raises:
             Error: The session has ended, or the payload is too large.
         """
+        return self._prepare(ThreadPending, kind, payload)
+
+    def _prepare(self, of: Callable[[Lane, int, int, bytes], P], kind: int, payload: bytes) -> P:
         lane, connection = self.lane, self._connection
         if len(payload) > connection.max_payload:
             raise connection.too_large(payload)
@@ -180,12 +207,15 @@ class ThreadLane:
             # Nobody waits for it any more, and an interrupt may have left it anywhere.
             self.to_stream(before)
             lane.until_free().result()
-        pending = ThreadPending(lane, lane.number, kind, payload)
+        pending = of(lane, lane.number, kind, payload)
         lane.begin(pending)
         return pending
 
     def send(self, pending: ThreadPending) -> bool:
         """Sends a command over the session's own socket; False where it has to go on the stream."""
+        if pending.lane is not None and pending.lane.ended is not None:
+            # The session is being recovered, and the command goes on the stream then; or it was closed meanwhile.
+            return False
         link = self.link
         if link is None and self._may_link and self._connection.folder is not None:
             link = self._open()
@@ -202,9 +232,12 @@ class ThreadLane:
         """
         link = self.link
         if link is not None:
-            if pending.answered or link.receive(pending):
+            if not (pending.answered or link.receive(pending)):
+                self.to_stream(pending)
+            elif pending.answered:
                 return pending.result()
-            self.to_stream(pending)
+            else:
+                self.close()  # the session is lost, and being recovered
         return pending.wait()
 
     def cancel(self) -> None:
@@ -216,7 +249,7 @@ class ThreadLane:
         if pending is not None:
             # Again perhaps, and past a socket that may be in the middle of a frame: it never runs twice.
             self.to_stream(pending)
-            self._connection.forget(pb.COMMAND_KIND_CANCEL, self.lane.number)
+            self.lane.cancel()
 
     def close(self) -> None:
         """Closes the socket."""

@@ -16,8 +16,8 @@ from gymhost.client import vector_arguments as arguments
 from gymhost.client.api import RemoteServer, connect
 from gymhost.client.attributes import decode_attribute, encode_call, encode_set, missing_as_usual
 from gymhost.client.session import SessionOptions, decode_render, encode_step
-from gymhost.client.shards import Shard, Shards
-from gymhost.client.vector_results import Replied, Results, StepResult
+from gymhost.client.shards import Replied, Shard, Shards
+from gymhost.client.vector_results import Results, StepResult
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors, spaces, values
 from gymhost.wire.attributes import pack, unpack
@@ -53,6 +53,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
             environment's own vector form has.
         shards: The number of shards; None for one a worker, or one a copy where `batch_size` is given.
         batch_size: How many copies `recv` waits for; None for all.
+        on_lost: What is done when copies are lost with their worker: `raise` or `truncate`, see `make_vec`.
         create_timeout: Seconds to wait for places on a full server; None for the server's default.
     """
 
@@ -66,8 +67,11 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
         autoreset_mode: AutoresetMode | str | None = None,
         shards: int | None = None,
         batch_size: int | None = None,
+        on_lost: str = "raise",
         create_timeout: float | None = None,
     ) -> None:
+        if on_lost not in ("raise", "truncate"):
+            raise errors.InvalidArgument(f"on_lost is 'raise' or 'truncate', not {on_lost!r}")
         wanted = None if autoreset_mode is None else arguments.mode(autoreset_mode)
         mode = wanted or AutoresetMode.NEXT_STEP
         self._how: dict[str, Any] = {
@@ -75,6 +79,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
             "autoreset_mode": None if wanted is None else mode.value,
             "shards": shards,
             "batch_size": batch_size,
+            "on_lost": on_lost,
             "create_timeout": create_timeout,
         }
         self._server = server
@@ -128,7 +133,9 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
             self.action_space = batch_space(actions, num_envs)
         self.spec = self._make_spec()
         self._single_action_space = made.action_space
-        self._results = Results(made.observation_space)
+        if on_lost == "truncate":
+            self._shards.replacing = self.metadata["autoreset_mode"]
+        self._results = Results(made.observation_space, keep=on_lost == "truncate")
         # Held by whoever makes a command and waits for it: other threads take turns.
         self._turn = threading.RLock()
         # What is under way: `step`, `receive`, or nothing.
@@ -161,7 +168,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
                 self._waiting_for = ""
             self._must_be_free()
             self._shards.begin(pb.COMMAND_KIND_RESET, payloads)
-            replies = self._finish(pb.COMMAND_KIND_RESET)
+            replies = self._shards.finish()
         self._received = np.arange(self.num_envs)
         return self._results.reset(replies)
 
@@ -204,7 +211,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
         if self._waiting_for != "step":
             raise NoAsyncCallError("step_wait waits for what step_async began, which was not called", "step")
         self._waiting_for = ""
-        return self._results.step(self._finish(pb.COMMAND_KIND_STEP))
+        return self._results.step(self._shards.finish())
 
     def render(self) -> tuple[Any, ...] | None:
         """What each copy renders."""
@@ -252,8 +259,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
             self._shards.begin(pb.COMMAND_KIND_CALL, payloads, [shard for shard, _ in parts])
             replies = self._shards.finish()
         returned: dict[int, Any] = {}
-        for (shard, _), reply in zip(parts, replies, strict=True):
-            returned.update(enumerate(map(unpack, decode_attribute(reply)[0]), shard.first))
+        for reply in replies:
+            returned.update(enumerate(map(unpack, decode_attribute(reply.payload)[0]), reply.shard.first))
         return tuple([returned[number] for number in numbers])
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
@@ -354,11 +361,12 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
             why = f"recv waits for {self.batch_size} copies, and {busy} have something to do: send them actions first"
             raise NoAsyncCallError(why, "recv")
         try:
-            finished = [Replied(*each) for each in self._shards.first_finished(self.batch_size)]
+            finished: list[Replied] = self._shards.first_finished(self.batch_size)
         finally:
             if not self._shards.under_way:
                 self._waiting_for = ""
-        self._received = np.concatenate([np.arange(s.first, s.first + s.size) for s, _, _ in finished])
+        shards = [reply.shard for reply in finished]
+        self._received = np.concatenate([np.arange(each.first, each.first + each.size) for each in shards])
         observations, rewards, terminations, truncations, infos = self._results.step(finished)
         infos["env_id"] = self._received
         return observations, rewards, terminations, truncations, infos
@@ -369,11 +377,6 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
         if self._waiting_for:
             wait = "step_wait" if self._waiting_for == "step" else "recv"
             raise AlreadyPendingCallError(f"copies have something to do: call {wait} first", self._waiting_for)
-
-    def _finish(self, kind: int) -> list[Replied]:
-        return [
-            Replied(shard, kind, reply) for shard, reply in zip(self._shards.all, self._shards.finish(), strict=True)
-        ]
 
     def _command(self, kind: int, payload: bytes) -> list[bytes]:
         with self._turn:
@@ -442,7 +445,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
     def _make_spec(self) -> EnvSpec:
         # Specs are printed and written to files: a token of the process's environment stays out of them.
         remote = {
-            "server": self._server.arguments | {"token": self._server.given_token},
+            "server": self._server.arguments | self._server.given,
             "options": {name: value for name, value in vars(self._options).items() if name != "kwargs"},
             "how": self._how,
         }

@@ -8,7 +8,7 @@ from gymnasium.vector import VectorEnv
 
 from gymhost.wire.tensors import Array
 
-__all__ = ["combine"]
+__all__ = ["add_lost", "combine"]
 
 # Of one shard: a vector info, or a list with the infos of each copy, in the order in which they are to be added.
 ShardInfo = dict[str, Any] | list[list[dict[str, Any]]]
@@ -37,6 +37,26 @@ def combine(infos: Sequence[ShardInfo], sizes: Sequence[int]) -> dict[str, Any]:
                 for each in added:
                     whole.add(each, start + index)
         start += size
+    return whole.infos
+
+
+def add_lost(
+    infos: dict[str, Any], num_envs: int, indices: Sequence[int], finals: Sequence[Any] | None
+) -> dict[str, Any]:
+    """Adds to a vector info that the episodes of some copies were cut off, since they were lost.
+
+    Args:
+        infos: The vector info.
+        num_envs: How many copies it is of.
+        indices: Which were lost.
+        finals: Their last observations, where they have been reset already.
+    """
+    whole = _Whole(num_envs)
+    whole.infos = infos
+    for position, index in enumerate(indices):
+        if finals is not None:
+            whole.add({"final_obs": finals[position], "final_info": {"lost": True}}, index)
+        whole.add({"lost": True}, index)
     return whole.infos
 
 

@@ -1,38 +1,26 @@
 """From the replies of shards to what a vector environment returns."""
 
+import copy
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
+from gymnasium.vector.utils import batch_space, iterate
 
 from gymhost.client import batches
 from gymhost.client.session import parse
-from gymhost.client.shards import Shard
-from gymhost.client.vector_infos import ShardInfo, combine
+from gymhost.client.shards import Replied, Shard
+from gymhost.client.vector_infos import ShardInfo, add_lost, combine
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors, tensors, values
 from gymhost.wire.layout import Batch, Layout
 from gymhost.wire.tensors import Array
 
-__all__ = ["Replied", "Results", "StepResult"]
+__all__ = ["Results", "StepResult"]
 
 # What `step` and `recv` return.
 StepResult = tuple[Any, Array, Array, Array, dict[str, Any]]
-
-
-class Replied(NamedTuple):
-    """The reply of a shard to a reset or a step.
-
-    Attributes:
-        shard: The shard.
-        kind: The kind of command.
-        payload: The reply's payload.
-    """
-
-    shard: Shard
-    kind: int
-    payload: bytes
 
 
 class _Part(NamedTuple):
@@ -47,10 +35,12 @@ class Results:
 
     Args:
         space: The observation space of one copy.
+        keep: Whether to keep the last observations of each shard, for the case that it is lost.
     """
 
-    def __init__(self, space: gymnasium.Space[Any]) -> None:
+    def __init__(self, space: gymnasium.Space[Any], *, keep: bool = False) -> None:
         self._space = space
+        self._keep = keep
         self._layouts: dict[int, Layout] = {}
 
     def reset(self, replies: Sequence[Replied]) -> tuple[Any, dict[str, Any]]:
@@ -59,7 +49,8 @@ class Results:
         return self._observation(parts), self._info(replies, parts)
 
     def step(self, replies: Sequence[Replied]) -> StepResult:
-        """What a step returns. Of a shard that was reset, the rewards are 0."""
+        """What a step returns. Of a shard that was reset, or lost, the rewards are 0."""
+        seen = [reply.shard.seen for reply in replies]
         parts = [self._part(reply) for reply in replies]
         if len(parts) == 1 and parts[0].own:
             rewards, terminations, truncations, _ = parts[0].batch
@@ -67,13 +58,24 @@ class Results:
             rewards = np.concatenate([part.batch.rewards for part in parts])
             terminations = np.concatenate([part.batch.terminations for part in parts])
             truncations = np.concatenate([part.batch.truncations for part in parts])
+        infos = self._info(replies, parts)
         start = 0
-        for shard, kind, _ in replies:
-            if kind == pb.COMMAND_KIND_RESET:
+        for reply, before in zip(replies, seen, strict=True):
+            copies = slice(start, start + reply.shard.size)
+            if reply.kind == pb.COMMAND_KIND_RESET:
                 for flags in (rewards, terminations, truncations):
-                    flags[start : start + shard.size] = 0
-            start += shard.size
-        return self._observation(parts), rewards, terminations, truncations, self._info(replies, parts)
+                    flags[copies] = 0
+            if reply.lost:
+                truncations[copies] = True
+                infos = add_lost(infos, len(truncations), range(start, copies.stop), self._finals(reply, before))
+            start = copies.stop
+        return self._observation(parts), rewards, terminations, truncations, infos
+
+    def _finals(self, reply: Replied, seen: Any) -> list[Any] | None:
+        """The last observations of copies that are lost and reset already; None where they are what is returned."""
+        if reply.kind != pb.COMMAND_KIND_RESET:
+            return None
+        return list(iterate(batch_space(self._space, reply.shard.size), seen))
 
     def _observation(self, parts: Sequence[_Part]) -> Any:
         return batches.join(self._space, [part.batch.observation for part in parts], own=parts[0].own)
@@ -85,7 +87,17 @@ class Results:
         return combine([part.info for part in parts], [reply.shard.size for reply in replies])
 
     def _part(self, reply: Replied) -> _Part:
-        shard, kind, payload = reply
+        shard = reply.shard
+        if reply.lost and reply.kind == pb.COMMAND_KIND_STEP:
+            none = np.zeros(shard.size), np.zeros(shard.size, np.bool_), np.zeros(shard.size, np.bool_)
+            return _Part(Batch(*none, shard.seen), {}, own=False)
+        part = self._read(reply)
+        if self._keep:
+            shard.seen = copy.deepcopy(part.batch.observation)
+        return part
+
+    def _read(self, reply: Replied) -> _Part:
+        shard, kind, payload, _ = reply
         if not payload:
             # The usual thing on the same host: arrays in shared memory, and no infos.
             return _Part(self._shared(shard), {}, own=False)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import random
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -118,9 +119,16 @@ class Sessions:
 
     async def _open(self, lease: Lease, request: RolloutRequest) -> Session:
         place: dict[str, Any] = {} if self._reuse else {"task": request.task, "split": request.split}
-        manager = self._source.session(request.env_id, **place, **request.kwargs)
-        lease.session, lease.manager = session, _ = await manager.__aenter__(), manager
-        return session
+        while True:
+            manager = self._source.session(request.env_id, **place, **request.kwargs)
+            try:
+                lease.session, lease.manager = session, _ = await manager.__aenter__(), manager
+                return session
+            except errors.CapacityExhausted as full:
+                if full.retry_after is None:
+                    raise
+                # It is for the limit of INIT to say when that was long enough. Not all come back at one moment.
+                await _pause(full.retry_after * random.uniform(1.0, 1.5), full.message)
 
     async def _reset(self, session: Session, request: RolloutRequest) -> tuple[Any, dict[str, Any]]:
         options = dict(request.options)
@@ -171,3 +179,12 @@ def _frozen(value: Any) -> Any:
     except TypeError:
         return repr(value)
     return value
+
+
+async def _pause(seconds: float, why: str) -> None:
+    """Waits; whoever ends that is told what for."""
+    try:
+        await asyncio.sleep(seconds)
+    except asyncio.CancelledError as error:
+        error.add_note(why)
+        raise

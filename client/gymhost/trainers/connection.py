@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gymhost.client import connect
+from gymhost.client.tls import TlsLike
 from gymhost.rollout.loop_thread import LoopThread
 from gymhost.rollout.sessions import Source
 from gymhost.trainers.servers import Servers
@@ -22,11 +23,15 @@ class Connection:
         server: An address ("host:port"), a list of them, None for an embedded server, or what opens sessions itself: it
             is used as it is, and not closed.
         token: The server's token.
+        tls: How TLS is spoken with it, as for `gymhost.client.connect`.
     """
 
-    def __init__(self, server: str | Sequence[str] | Source | None = None, token: str | None = None) -> None:
+    def __init__(
+        self, server: str | Sequence[str] | Source | None = None, token: str | None = None, tls: TlsLike = None
+    ) -> None:
         self._server = server
         self._token = token
+        self._tls = tls
         self._opened: Source | None = None
 
     @property
@@ -35,9 +40,9 @@ class Connection:
         if self._opened is None:
             server = self._server
             if server is None or isinstance(server, str):
-                self._opened = opened = connect(server, token=self._token).open()
+                self._opened = opened = connect(server, token=self._token, tls=self._tls).open()
             elif isinstance(server, Sequence):
-                self._opened = opened = Servers(server, self._token)
+                self._opened = opened = Servers(server, self._token, self._tls)
             else:
                 return server
             weakref.finalize(self, opened.close)

@@ -56,8 +56,8 @@ def configure(
             none that of each env runner. It reaches them by Ray's registry, and is in no configuration, checkpoint or
             result.
         vector: Whether an env runner has one vector environment that is stepped as a whole, or an environment a copy.
-        **options: What else `gymhost.client.make_vec` takes, or `make` without `vector`: keyword arguments of the
-            environment among it. This is the `env_config`.
+        **options: What else `gymhost.client.make_vec` takes, or `make` without `vector`, such as `tls`, whose files are
+            those of the env runners' machines; and keyword arguments of the environment. This is the `env_config`.
 
     Returns:
         The same configuration.

@@ -20,6 +20,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecMonitor
 from stable_baselines3.common.vec_env.util import obs_space_info  # pyright: ignore[reportUnknownVariableType]
 
 from gymhost.client import EnvironmentFault, PermissionDenied, make_vec
+from gymhost.client.tls import TlsLike
 from gymhost.client.wrapping import normalise
 
 __all__ = ["RemoteVecEnv", "make_vec_env"]
@@ -188,6 +189,7 @@ def make_vec_env(
     *,
     server: str | None = None,
     token: str | None = None,
+    tls: TlsLike = None,
     wrappers: Sequence[Any] = (),
     monitor: bool = True,
     monitor_dir: str | Path | None = None,
@@ -202,6 +204,7 @@ def make_vec_env(
         seed: The seed of the first copy; the others count on from it.
         server: `HOST:PORT` or `unix:PATH`; None starts a server of this process's own.
         token: The bearer token; None takes the environment variable GYMHOST_TOKEN.
+        tls: How TLS is spoken with the server, as for `gymhost.client.connect`.
         wrappers: Wrappers that the server puts around each copy, the innermost first: a name, a class, or either with
             keyword arguments.
         monitor: Whether infos say at the end of an episode what its return and length were; the training's log has its
@@ -219,7 +222,7 @@ def make_vec_env(
         NotImplementedError: Its observation space is one that Stable-Baselines3 does not take.
     """
     how: dict[str, Any] = {"vectorization_mode": "sync", "autoreset_mode": AutoresetMode.SAME_STEP} | kwargs
-    vector_env = make_vec(env_id, n_envs, server=server, token=token, wrappers=wrappers, **how)
+    vector_env = make_vec(env_id, n_envs, server=server, token=token, tls=tls, wrappers=wrappers, **how)
     try:
         env = RemoteVecEnv(vector_env, wrappers=wrappers)
     except BaseException:

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 from gymhost.client import EnvironmentDescription, connect
+from gymhost.client.tls import TlsLike
 from gymhost.rollout.sessions import Session
 from gymhost.wire import errors
 
@@ -26,12 +27,13 @@ class Servers:
     """Opens sessions on whichever server has the fewest of ours.
 
     A server that can't be reached is left for `pause` seconds; a rollout that it took with it is begun again by the
-    engine, on another one. After that one session at a time is tried there, until one goes well. A server that is full
-    is passed over. May be used from several event loops.
+    engine, on another one. After that one session at a time is tried there, until one goes well. A server that is full,
+    or has said that it is going away, is passed over. May be used from several event loops.
 
     Args:
         addresses: The servers ("host:port").
         token: Their token.
+        tls: How TLS is spoken with them, as for `gymhost.client.connect`.
         pause: Seconds for which one that is gone is left.
 
     Raises:
@@ -39,10 +41,12 @@ class Servers:
         ValueError: There is no address, or one is there twice.
     """
 
-    def __init__(self, addresses: Sequence[str], token: str | None = None, *, pause: float = 30.0) -> None:
+    def __init__(
+        self, addresses: Sequence[str], token: str | None = None, tls: TlsLike = None, *, pause: float = 30.0
+    ) -> None:
         if not addresses or len(set(addresses)) < len(addresses):
             raise ValueError(f"the servers must be at least one, and each another one, not {list(addresses)}")
-        self._servers = [_Server(address, token, pause) for address in addresses]
+        self._servers = [_Server(address, token, tls, pause) for address in addresses]
 
     @property
     def sessions(self) -> dict[str, int]:
@@ -103,7 +107,8 @@ class Servers:
                 refusals.append(error)
         message = "; ".join(error.message for error in refusals)
         if any(isinstance(error, errors.CapacityExhausted) for error in refusals):
-            raise errors.CapacityExhausted(f"no server has a place: {message}")
+            known = [error.retry_after for error in refusals if error.retry_after is not None]
+            raise errors.CapacityExhausted(f"no server has a place: {message}", retry_after=min(known, default=None))
         raise errors.ServerUnavailable(f"no server can be reached: {message}")
 
     def _candidates(self) -> "list[_Server]":
@@ -117,9 +122,9 @@ class Servers:
 class _Server:
     """One of them, and what is known of it."""
 
-    def __init__(self, address: str, token: str | None, pause: float) -> None:
+    def __init__(self, address: str, token: str | None, tls: TlsLike, pause: float) -> None:
         self.address = address
-        self.remote = connect(address, token=token, reconnect_timeout=_RECONNECT_SECONDS)
+        self.remote = connect(address, token=token, tls=tls, reconnect_timeout=_RECONNECT_SECONDS)
         self.sessions = 0
         self.left_until = 0.0
         self._left = False
@@ -128,7 +133,7 @@ class _Server:
         self._connecting = threading.Lock()
 
     def usable(self) -> bool:
-        return not self._left or time.monotonic() >= self.left_until
+        return not self.remote.draining and (not self._left or time.monotonic() >= self.left_until)
 
     @contextmanager
     def counted(self) -> Generator[None]:

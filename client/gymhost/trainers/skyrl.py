@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from gymhost.client.tls import TlsLike
 from gymhost.rollout import Chat, Concurrency, Generation, GeneratorError, Limits, RolloutEngine, Sampling, Trajectory
 from gymhost.rollout.sessions import Source
 from gymhost.trainers.connection import Connection
@@ -43,6 +44,7 @@ class GymhostGenerator(_Base):
         tokenizer: The model's tokenizer.
         server: The environments' server, a list of them, None for one of its own, or what opens sessions itself.
         token: The server's token; without one that of the environment variable GYMHOST_TOKEN.
+        tls: How TLS is spoken with it, as for `gymhost.client.connect`.
         renderer: A configuration of the `renderers` package, such as `Qwen3RendererConfig(thinking_retention="all")`;
             without one by the model's name. If the template rewrites history the last row of a rollout is taken.
         limits: What ends a rollout.
@@ -56,11 +58,12 @@ class GymhostGenerator(_Base):
         *,
         server: str | Sequence[str] | Source | None = None,
         token: str | None = None,
+        tls: TlsLike = None,
         renderer: Any = None,
         limits: Limits | None = None,
         concurrency: Concurrency | None = None,
     ) -> None:
-        self._connection = Connection(server, token)
+        self._connection = Connection(server, token, tls)
         self._generator = _Engines(inference_engine_client)
         self._engine = RolloutEngine(
             self._connection.source,

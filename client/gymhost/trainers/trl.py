@@ -11,19 +11,20 @@ tools of a batch all run at once.
 
 import logging
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakValueDictionary
 
+from gymhost.client.tls import TlsLike
 from gymhost.rollout import Chat, Concurrency, Generator, Limits, RolloutEngine, RolloutRequest, Store, Trajectory
 from gymhost.trainers.connection import Connection
 from gymhost.trainers.trl_generation import generator_of, sampling_of
 from gymhost.trainers.trl_metrics import Lookout, Measures
-from gymhost.trainers.trl_rewards import reward_functions, training_row
-from gymhost.trainers.trl_rows import Env, completed, envs_of, mixed, one_after_another, options_of
+from gymhost.trainers.trl_player import Player, numbered
+from gymhost.trainers.trl_rewards import Learnable, reward_functions, training_row
+from gymhost.trainers.trl_rows import Env, check_size, completed, envs_of, mixed, one_after_another, options_of
 from gymhost.trainers.vllm_cpu import use_vllm_on_cpu
 
 __all__ = ["Env", "Environments"]
@@ -77,7 +78,7 @@ class Environments:
     - `rollouts/turns`, `rollouts/tool_calls`, `rollouts/sampled_tokens`;
     - `rollouts/failed`, and of these `rollouts/failed/environment`, `.../infrastructure` and `.../generator` by whose
       fault it was; `rollouts/begun_again` after a fault that passed;
-    - `rollouts/truncated`, and `rollouts/truncated/LIMIT` by what ended them;
+    - `rollouts/truncated`, and `rollouts/truncated/LIMIT` by what ended them; `rollouts/mixed_versions`;
     - `rollouts/queue_seconds`, `init_seconds`, `run_seconds`, `eval_seconds` by stage, and of `run` what the model took
       (`generation_seconds`) and what the environment did (`environment_seconds`);
     - `rubrics/NAME`; and with several environments `environments/NAME/reward`, `.../turns`, `.../failed`,
@@ -88,7 +89,8 @@ class Environments:
 
     Failures. Faults of servers and generators are tried again (`Limits.retries`); every wait is bounded by `Limits`.
     The log says what failed and why, and the training goes on. It ends once three batches in a row had nothing to learn
-    from. An environment that shows pictures fails so ("CannotRender"), as generators take token ids alone.
+    from, and at once where pictures are shown, since generators take token ids alone: those are for
+    `gymhost.trainers.trl_factory.remote_environment`.
 
     No session outlives the call of the rollout function that opened it. The connection is closed when this object is
     collected or the process ends; nobody has to close anything.
@@ -99,6 +101,7 @@ class Environments:
         server: The address of a server ("host:port"), a list of addresses, or an open connection of
             `gymhost.client.connect`. Without one an embedded server is started.
         token: The token of the servers.
+        tls: How TLS is spoken with them, as for `gymhost.client.connect`.
         split: The split of the tasks to train on.
         tasks: The indices of the tasks to train on, in this order; without them all tasks of the split.
         num_tasks: Only so many of them, from the first. With several environments, how many rows there are in all.
@@ -113,15 +116,20 @@ class Environments:
             row of tokens a rollout, so it should keep history ("all"), as the renderer that is chosen does.
         limits: What ends a rollout. Tokens are bounded by `GRPOConfig.max_completion_length` too.
         concurrency: How many rollouts at once.
-        generator: Samples instead of what the trainer is set up with. To keep its weights in step is then up to you.
+        generator: Samples instead of what the trainer is set up with. To keep its weights in step is then up to you. It
+            is used in one event loop as long as this object is there.
+        mixed_versions: What is learned of a rollout that more than one version of the weights sampled, as it can be
+            where a `generator` is updated meanwhile. "keep": the same as of others; each token has the log-prob of the
+            version that sampled it, by which TRL corrects where the config says `use_vllm`. "drop": nothing, as of one
+            that failed. Reward functions of your own see `trajectory.mixed_versions`, and the version of each turn.
         on_rollouts: Called with the trajectories of every batch, in order: to follow the training.
         store: A folder that every trajectory is appended to, those of evaluations too. One that is there already is
             gone on with. With several ranks each has a folder of its own in it, `rank-0` and so on.
         **env_kwargs: Keyword arguments of the environment, if it is a single one.
 
     Raises:
-        ValueError: There is no environment, two are called the same, or `tasks` or keyword arguments are given for
-            several.
+        ValueError: There is no environment, two are called the same, `tasks` or keyword arguments are given for
+            several, or `mixed_versions` is neither of the two.
     """
 
     def __init__(
@@ -130,6 +138,7 @@ class Environments:
         *,
         server: Any = None,
         token: str | None = None,
+        tls: TlsLike = None,
         split: str | None = "train",
         tasks: Iterable[int] | None = None,
         num_tasks: int | None = None,
@@ -141,6 +150,7 @@ class Environments:
         limits: Limits | None = None,
         concurrency: Concurrency | None = None,
         generator: Generator | None = None,
+        mixed_versions: Literal["keep", "drop"] = "keep",
         on_rollouts: Callable[[list[Trajectory]], object] | None = None,
         store: str | Path | None = None,
         **env_kwargs: Any,
@@ -159,17 +169,25 @@ class Environments:
         self._on_rollouts = on_rollouts
         self._store_path = None if store is None else Path(store)
         self._store: Store | None = None
-        self._connection = Connection(server, token)
-        self._lookout = Lookout(self._rewards)
+        self._connection = Connection(server, token, tls)
+        self._player = Player()
+        if mixed_versions not in ("keep", "drop"):
+            raise ValueError(f"mixed_versions must be 'keep' or 'drop', not {mixed_versions!r}")
+        self._learnable = Learnable(self._rewards, mixed_versions == "keep")
+        self._lookout = Lookout(self._learnable)
         self._measures = Measures(self.envs, self._limits)
 
-    def trainer_kwargs(self) -> dict[str, Any]:
+    def trainer_kwargs(self, config: Any = None) -> dict[str, Any]:
         """Everything that a `GRPOTrainer` needs of the environments, as its keyword arguments.
 
         On a machine without a GPU TRL's vLLM generation is repaired on the way; see `gymhost.trainers.vllm_cpu`.
 
+        Args:
+            config: The trainer's `GRPOConfig`, to find out whether the dataset is large enough for it: TRL leaves out
+                rows that do not fill a batch of rollouts, and ends at step 0 where that is all of them.
+
         Raises:
-            ValueError: An environment has no such split, or the dataset does not fit.
+            ValueError: An environment has no such split, or the dataset does not fit or is too small.
             TypeError: The dataset is none.
             ServerUnavailable: No server could be reached.
         """
@@ -179,8 +197,10 @@ class Environments:
             "train_dataset": self.dataset(self.split) if own is None else completed(own, self.envs),
             "rollout_func": self._rollout_func,
             "environment_factory": Slot,
-            "reward_funcs": reward_functions(self._rewards, self._measures),
+            "reward_funcs": reward_functions(self._learnable, self._measures),
         }
+        if config is not None:
+            check_size(chosen["train_dataset"], config)
         if self._eval_split is not None:
             chosen["eval_dataset"] = self._eval_dataset(self._eval_split)
         return chosen
@@ -252,16 +272,16 @@ class Environments:
         Raises:
             ValueError: A row names no environment of these, or the trainer is set to what rollouts do not know.
         """
-        requests = self._requests(rows, trainer.state.global_step)
+        requests = self._requests(rows, trainer)
         if self._generator is not None:
-            return self._collect(requests, trainer, self._generator)
-        with generator_of(trainer, trainer.state.global_step) as generator:
-            return self._collect(requests, trainer, generator, then_close=True)
+            return self._play(requests, trainer, self._generator)
+        with generator_of(trainer, trainer.state.global_step, self._player) as generator:
+            return self._play(requests, trainer, generator)
 
-    def _requests(self, rows: Sequence[Mapping[str, Any]], step: int) -> list[RolloutRequest]:
+    def _requests(self, rows: Sequence[Mapping[str, Any]], trainer: Any) -> list[RolloutRequest]:
         """What is to be played: rows that are alike are a group."""
+        step = trainer.state.global_step
         requests: list[RolloutRequest] = []
-        sizes: Counter[str] = Counter()
         for row in rows:
             env = self._env_of(row)
             options, task, seed, split = options_of(row), row.get("task"), row.get("seed"), row.get("split")
@@ -270,7 +290,6 @@ class Environments:
             group = f"step {step}, {env.label}, {split} {task}, seed {seed}"
             if options:
                 group += f", {zlib.crc32(repr(sorted(options.items())).encode()):08x}"
-            index, sizes[group] = sizes[group], sizes[group] + 1
             requests.append(
                 RolloutRequest(
                     env.env_id,
@@ -280,11 +299,10 @@ class Environments:
                     kwargs=env.kwargs,
                     options=options,
                     group=group,
-                    index=index,
                     labels={"environment": env.label, "step": step},
                 )
             )
-        return requests
+        return numbered(requests, trainer.accelerator)
 
     def _env_of(self, row: Mapping[str, Any]) -> Env:
         label = row.get("environment")
@@ -294,23 +312,12 @@ class Environments:
             raise ValueError(f"a row is for the environment {label!r}, but given are {', '.join(self.envs)}")
         return self.envs[label]
 
-    def _collect(
-        self, requests: list[RolloutRequest], trainer: Any, generator: Generator, *, then_close: bool = False
-    ) -> list[Trajectory]:
-        engine = RolloutEngine(
-            self._connection.source,
-            self._chat_of(trainer),
-            generator,
-            sampling=sampling_of(trainer),
-            limits=self._limits_of(trainer),
-            concurrency=self._concurrency,
+    def _play(self, requests: list[RolloutRequest], trainer: Any, generator: Generator) -> list[Trajectory]:
+        source, chat = self._connection.source, self._chat_of(trainer)
+        how: dict[str, Any] = {"sampling": sampling_of(trainer), "limits": self._limits_of(trainer)}
+        return self._player.play(
+            lambda: RolloutEngine(source, chat, generator, concurrency=self._concurrency, **how), requests
         )
-        try:
-            return engine.collect_sync(requests)
-        finally:
-            if then_close:
-                engine.call_sync(generator.aclose())
-            engine.close_sync()
 
     def _chat_of(self, trainer: Any) -> Chat:
         tokenizer = _tokenizer(trainer)
@@ -340,7 +347,7 @@ class Environments:
             self._on_rollouts(trajectories)
         self._lookout.look(trajectories)
         eos = trainer.eos_token_ids[0]
-        rows = [training_row(trajectory, self._rewards, eos) for trajectory in trajectories]
+        rows = [training_row(trajectory, self._learnable, eos) for trajectory in trajectories]
         prompt_ids, completion_ids, mask, logprobs = (list(column) for column in zip(*rows, strict=True))
         return {
             "prompt_ids": prompt_ids,

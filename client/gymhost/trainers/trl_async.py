@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from gymhost.client.tls import TlsLike
 from gymhost.rollout import Chat, Concurrency, Limits, RolloutEngine, RolloutRequest, Trajectory
 from gymhost.rollout.advantages import group_advantages
 from gymhost.rollout.feed import Feed
@@ -73,6 +74,7 @@ class RolloutWorker:
         server: The address of a server of environments, an open connection of `gymhost.client.connect`, or None for an
             embedded server.
         token: The server's token.
+        tls: How TLS is spoken with it, as for `gymhost.client.connect`.
         update_groups: How many groups the trainer trains on between two updates of the weights: `weight_sync_steps` *
             `gradient_accumulation_steps` * samples of a micro-batch / size of a group. So many are a batch of the feed.
         grouping: How large a group is (`num_generations`), when it has enough, and whether it is kept.
@@ -96,6 +98,7 @@ class RolloutWorker:
         *,
         server: str | Source | None = None,
         token: str | None = None,
+        tls: TlsLike = None,
         update_groups: int,
         grouping: Grouping | None = None,
         max_staleness: int = 4,
@@ -110,7 +113,7 @@ class RolloutWorker:
         # As Any they are what the protocol has: queues whose items it does not name.
         self.rollout_buffer: Any = _Buffer(queue_maxsize, self._sample_taken)
         self.metrics_queue: Any = queue.Queue(_METRICS_KEPT)
-        self._connection = Connection(server, token)
+        self._connection = Connection(server, token, tls)
         self._generator: Any = generator
         self._scale_rewards = scale_rewards
         self.engine = RolloutEngine(

@@ -3,7 +3,8 @@
     factory = remote_environment("gymhost/GuessNumber-v0", server="cpu7:50051")
     GRPOTrainer(model, args=config, train_dataset=dataset, environment_factory=factory).train()
 
-TRL resets environments and calls their tools one after another, so a batch takes the sum of all its waits. With
+TRL resets environments and calls their tools one after another, so a batch takes the sum of all its waits. Tools that
+are coroutines would change nothing: it awaits those of one rollout before it comes to the next. With
 `gymhost.trainers.trl.Environments` in its place all rollouts of a batch run at once, and end when their episode does.
 """
 
@@ -18,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from gymhost.client import RemoteServer
+from gymhost.client.tls import Tls, TlsLike
 from gymhost.rollout.conversation import as_messages
 from gymhost.rollout.faults import bound, retryable
 from gymhost.rollout.guard import as_text
@@ -50,6 +52,7 @@ def remote_environment(
     *,
     server: str | Source | None = None,
     token: str | None = None,
+    tls: TlsLike = None,
     split: str | None = None,
     limits: Limits | None = None,
     idle_seconds: float = 1800.0,
@@ -65,6 +68,7 @@ def remote_environment(
         server: The address of a server ("host:port"), or an open connection of `gymhost.client.connect`, which can't be
             pickled. Without one an embedded server is started.
         token: The server's token; without it the environment variable GYMHOST_TOKEN is used, in every process its own.
+        tls: How TLS is spoken with it, as for `gymhost.client.connect`.
         split: The split of the tasks, for rows that have no column `split`.
         limits: Of these `init_seconds`, `step_seconds`, `eval_seconds` and `retries` are kept to; tokens and turns are
             bounded by the trainer's configuration.
@@ -78,6 +82,8 @@ def remote_environment(
     settings: dict[str, Any] = {
         "server": server,
         "token": token,
+        # A factory is known by its settings, which have to be hashable.
+        "tls": Tls(**tls) if isinstance(tls, Mapping) else tls,
         "split": split,
         "limits": limits or Limits(),
         "idle_seconds": idle_seconds,
@@ -108,7 +114,7 @@ class EnvironmentFactory:
         self.limits: Limits = settings["limits"]
         self._settings = dict(settings)
         self._env_kwargs = dict(env_kwargs)
-        self._connection = Connection(settings["server"], settings["token"])
+        self._connection = Connection(settings["server"], settings["token"], settings["tls"])
         self.failed_resets = 0
 
     def __call__(self) -> "RemoteEnvironment":
@@ -216,7 +222,8 @@ class RemoteEnvironment:
             vars(self)[name] = DeclaredTool(tool, getattr(type(self), name), call)
         _loop().call(place.prepare)
 
-    def reset(self, **row: Any) -> Content | None:
+    # It is Content | None, which TRL takes; but TRL is annotated for less, and scripts have their types checked.
+    def reset(self, **row: Any) -> Any:
         """Begins the episode of a row: its `task`, `split` and `seed`, with the other columns as reset options.
 
         The trainer's own columns (`prompt`, `images` and the like) are no options.
@@ -383,6 +390,7 @@ class _Place:
     def _pay(self, reward: Any, info: Mapping[str, Any]) -> None:
         if reward is None or info.get("reward_invalid") or not math.isfinite(reward):
             self._paid = None
+            logger.warning("an episode of %s has no valid reward: %s", self._factory.env_id, info.get("rewards_errors"))
         elif self._paid is not None:
             self._paid += float(reward)
 

@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from gymhost.rollout.generators import Generator, Sampling
+from gymhost.trainers.trl_player import Player
 
 __all__ = ["generator_of", "sampling_of"]
 
@@ -40,7 +41,7 @@ def sampling_of(trainer: Any) -> Sampling:
 
 
 @contextmanager
-def generator_of(trainer: Any, version: int) -> Yields[Generator]:
+def generator_of(trainer: Any, version: int, player: Player) -> Yields[Generator]:
     """Gives the generator for one call of the rollout function, with the trainer's present weights.
 
     With several ranks each of them has to come here: where weights are gathered or sent, that is done together, and
@@ -49,17 +50,18 @@ def generator_of(trainer: Any, version: int) -> Yields[Generator]:
     Args:
         trainer: A `GRPOTrainer`.
         version: The policy version of these weights.
+        player: Where the rollouts will be played.
 
     Raises:
         ValueError: The trainer is set up in a way that asynchronous rollouts can't work with.
     """
     if not trainer.use_vllm:
-        with _own_model(trainer, version) as generator:
+        with _own_model(trainer, version) as generator, player.closing(generator):
             yield generator
     elif trainer.vllm_mode == "server":
-        yield _server(trainer, version)
+        yield player.server(_server(trainer), version)
     else:
-        with _colocated(trainer, version) as generator:
+        with _colocated(trainer, version) as generator, player.closing(generator):
             yield generator
 
 
@@ -70,15 +72,13 @@ def _synchronize(trainer: Any) -> None:
         trainer._last_loaded_step = trainer.state.global_step
 
 
-def _server(trainer: Any, version: int) -> Generator:
-    from gymhost.rollout.generators import VllmServerGenerator
-
+def _server(trainer: Any) -> str:
+    """The URL of the trainer's vLLM server, which has the present weights."""
     _synchronize(trainer)
     # It is the main rank that has the server load them, and the others must not sample before it has.
     trainer.accelerator.wait_for_everyone()
     args = trainer.args
-    url = args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
-    return VllmServerGenerator(url, policy_version=version)
+    return args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
 
 
 @contextmanager

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from statistics import fmean
 
-from gymhost.rollout import Limits, Timings, Trajectory
-from gymhost.trainers.trl_rewards import learnable
+from gymhost.rollout import CannotRender, Limits, Timings, Trajectory
+from gymhost.trainers.trl_rewards import Learnable
 
 __all__ = ["Lookout", "Measures"]
 
@@ -42,6 +42,7 @@ class Measures:
             "rollouts/failed": fmean(o.kind == "failed" for o in outcomes),
             **{f"rollouts/failed/{fault}": fmean(o.fault == fault for o in outcomes) for fault in _FAULTS},
             "rollouts/begun_again": fmean(t.attempts > 1 for t in trajectories),
+            "rollouts/mixed_versions": fmean(t.mixed_versions for t in trajectories),
             "rollouts/truncated": fmean(o.kind == "truncated" for o in outcomes),
         }
         for limit in sorted(self._limits):
@@ -93,29 +94,36 @@ class Lookout:
     """Tells of failures in the log, and ends a training that has only such.
 
     Args:
-        rubrics: The rubrics that become reward functions; None for the reward as it is.
+        learnable: Tells what there is to learn from.
     """
 
-    def __init__(self, rubrics: Sequence[str] | None) -> None:
-        self._rubrics = rubrics
+    def __init__(self, learnable: Learnable) -> None:
+        self._learnable = learnable
         self._fruitless = 0
+        self._warned_of_versions = False
         self._warned_of_rewriting = False
 
     def look(self, trajectories: Sequence[Trajectory]) -> None:
         """Looks over a batch.
 
         Raises:
-            ValueError: An environment has none of the rubrics.
+            ValueError: An environment has none of the rubrics, or shows what models are not shown.
             RuntimeError: There was nothing to learn from for several batches.
         """
         self._tell_failures(trajectories)
-        if self._rubrics is not None:
-            self._check_rubrics(self._rubrics, trajectories)
-        fruitful = any(learnable(t, self._rubrics) for t in trajectories)
+        self._tell_versions(trajectories)
+        if all(t.outcome.cause == CannotRender.__name__ for t in trajectories):  # and it would be in all batches
+            raise ValueError(
+                f"{trajectories[0].env_id} can't be played: every rollout {trajectories[0].outcome}. To train a model"
+                " that sees pictures, give TRL's environment_factory a gymhost.trainers.trl_factory.remote_environment"
+            )
+        if self._learnable.rubrics is not None:
+            self._check_rubrics(self._learnable.rubrics, trajectories)
+        fruitful = any(map(self._learnable, trajectories))
         self._fruitless = 0 if fruitful else self._fruitless + 1
         if self._fruitless >= _FRUITLESS_BATCHES:
             last = trajectories[-1].outcome
-            why = f"{last}" if last.kind == "failed" else f"{last}, and its reward is not known"
+            why = f"{last}" if last.kind == "failed" else f"{last}, and not learned from"
             raise RuntimeError(
                 f"{_FRUITLESS_BATCHES} batches in a row had no rollout to learn from; the last one {why}"
             )
@@ -138,11 +146,24 @@ class Lookout:
             logger.warning("%d of %d rollouts, of %s, %s", number, count, env_id, example.outcome)
         if again := sum(t.attempts > 1 for t in trajectories):
             logger.warning("%d of %d rollouts were begun again after a fault of server or generator", again, count)
-        unknown = sum(t.outcome.kind != "failed" and not learnable(t, self._rubrics) for t in trajectories)
+        unknown = sum(t.outcome.kind != "failed" and not self._learnable.scored(t) for t in trajectories)
         if unknown:
             logger.warning(
                 "%d of %d rollouts were played and have no reward: they are not learned from", unknown, count
             )
+
+    def _tell_versions(self, trajectories: Sequence[Trajectory]) -> None:
+        mixed = sum(t.mixed_versions for t in trajectories)
+        if not mixed or (self._learnable.mixed and self._warned_of_versions):
+            return
+        self._warned_of_versions = True
+        then = "they are learned from as others are" if self._learnable.mixed else "they are not learned from"
+        logger.warning(
+            "%d of %d rollouts were sampled by more than one version of the weights: %s (mixed_versions=)",
+            mixed,
+            len(trajectories),
+            then,
+        )
 
     def _check_rubrics(self, rubrics: Sequence[str], trajectories: Sequence[Trajectory]) -> None:
         for trajectory in trajectories:

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gymhost.rollout import Trajectory
 from gymhost.rollout.text import message_text
 
-__all__ = ["Metrics", "RewardFunction", "learnable", "reward_functions", "training_row"]
+__all__ = ["Learnable", "Metrics", "RewardFunction", "reward_functions", "training_row"]
 
 RewardFunction = Callable[..., list[float | None]]
 Metrics = Callable[[Sequence[Trajectory]], dict[str, float]]
@@ -18,39 +19,50 @@ def _was_played(trajectory: Trajectory) -> bool:
     return trajectory.outcome.kind in ("terminated", "truncated") and bool(trajectory.rows())
 
 
-def learnable(trajectory: Trajectory, rubrics: Sequence[str] | None) -> bool:
-    """Whether there is anything to learn from a rollout.
+@dataclass(frozen=True, slots=True)
+class Learnable:
+    """Tells of a rollout whether there is anything to learn from.
 
     TRL adds up the columns that are not None. So where one of an environment's rubrics could not be computed, all are
     None: a sum without it would count it as 0.0.
-    """
-    if not _was_played(trajectory):
-        return False
-    if rubrics is None:
-        return trajectory.valid
-    scores = [trajectory.rewards[name] for name in rubrics if name in trajectory.rewards]
-    return bool(scores) and all(score is not None and math.isfinite(score) for score in scores)
-
-
-def reward_functions(rubrics: Sequence[str] | None, metrics: Metrics) -> list[RewardFunction]:
-    """Makes the trainer's reward functions.
 
     Args:
-        rubrics: A function for each of these; None for one, `total`, that gives the reward as the environment weights
-            it.
+        rubrics: The rubrics that become reward functions; None for the reward as it is.
+        mixed: Whether it may have been sampled by more than one version of the weights.
+    """
+
+    rubrics: Sequence[str] | None = None
+    mixed: bool = True
+
+    def __call__(self, trajectory: Trajectory) -> bool:
+        """Whether there is."""
+        return self.scored(trajectory) and (self.mixed or not trajectory.mixed_versions)
+
+    def scored(self, trajectory: Trajectory) -> bool:
+        """Whether it was played and has its rewards."""
+        if not _was_played(trajectory):
+            return False
+        if self.rubrics is None:
+            return trajectory.valid
+        scores = [trajectory.rewards[name] for name in self.rubrics if name in trajectory.rewards]
+        return bool(scores) and all(score is not None and math.isfinite(score) for score in scores)
+
+
+def reward_functions(learnable: Learnable, metrics: Metrics) -> list[RewardFunction]:
+    """Makes the trainer's reward functions: one for each rubric, or `total`, the reward as the environment weights it.
+
+    Args:
+        learnable: Tells what has a reward.
         metrics: What the first of them puts into the trainer's log.
     """
-    functions = [_reward_function(name, rubrics) for name in rubrics or [None]]
+    functions = [_reward_function(name, learnable) for name in learnable.rubrics or [None]]
     functions[0] = _with_log(functions[0], metrics)
     return functions
 
 
-def _reward_function(rubric: str | None, rubrics: Sequence[str] | None) -> RewardFunction:
+def _reward_function(rubric: str | None, learnable: Learnable) -> RewardFunction:
     def function(trajectory: Sequence[Trajectory], **_: Any) -> list[float | None]:
-        return [
-            (t.reward if rubric is None else t.rewards.get(rubric)) if learnable(t, rubrics) else None
-            for t in trajectory
-        ]
+        return [(t.reward if rubric is None else t.rewards.get(rubric)) if learnable(t) else None for t in trajectory]
 
     function.__name__ = rubric or "total"
     return function
@@ -99,16 +111,16 @@ def _conversation(trajectory: Trajectory) -> tuple[list[dict[str, str]], list[di
 
 
 def training_row(
-    trajectory: Trajectory, rubrics: Sequence[str] | None, eos: int
+    trajectory: Trajectory, learnable: Learnable, eos: int
 ) -> tuple[list[int], list[int], list[int], list[float]]:
     """Prompt, completion, mask and log-probs as TRL takes them: it can't do without a token.
 
-    So a rollout that was not played is one end-of-sequence token that is masked. One that was played and has no reward
-    is masked, since it is not to be learned from; its advantage is 0 anyway, but a divergence from a reference model
-    or an entropy bonus would move the weights.
+    So a rollout that was not played is one end-of-sequence token that is masked. One that was played and is not to be
+    learned from is masked too: its advantage is 0 anyway, but a divergence from a reference model or an entropy bonus
+    would move the weights.
     """
     if not _was_played(trajectory):
         return trajectory.prompt_ids or [eos], [eos], [0], [0.0]
     row = trajectory.rows()[-1]
-    mask = row.mask if learnable(trajectory, rubrics) else [0] * len(row.mask)
+    mask = row.mask if learnable(trajectory) else [0] * len(row.mask)
     return row.prompt_ids, row.completion_ids, mask, row.logprobs

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-__all__ = ["Env", "completed", "envs_of", "mixed", "one_after_another", "options_of"]
+__all__ = ["Env", "check_size", "completed", "envs_of", "mixed", "one_after_another", "options_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -216,6 +216,27 @@ def completed(dataset: Any, envs: Mapping[str, Env]) -> Any:
     if "prompt" not in dataset.column_names:
         dataset = dataset.add_column("prompt", [_said(f"{name}, row {i}") for i, name in enumerate(labels)])
     return dataset
+
+
+def check_size(dataset: Any, config: Any) -> None:
+    """Refuses a dataset that does not fill one batch of rollouts: TRL would train no step.
+
+    Args:
+        dataset: A `datasets.Dataset` or `datasets.IterableDataset`, which may have any length.
+        config: The trainer's `GRPOConfig`.
+
+    Raises:
+        ValueError: It is too small.
+    """
+    prompts = config.generation_batch_size // config.num_generations
+    if not _is_stream(dataset) and len(dataset) < prompts:
+        raise ValueError(
+            f"the dataset has {len(dataset)} rows, and TRL trains on whole batches of rollouts alone, which are of"
+            f" {prompts} rows here (generation_batch_size={config.generation_batch_size} /"
+            f" num_generations={config.num_generations}), so that it would train 0 steps: give more tasks (num_tasks=),"
+            " or lower per_device_train_batch_size, gradient_accumulation_steps or steps_per_generation, or raise"
+            " num_generations"
+        )
 
 
 def _is_stream(dataset: Any) -> bool:

@@ -40,6 +40,7 @@ class GymhostAgentLoop(_Base):
     Args:
         server: The environments' server, or a list of them; without one each worker of verl starts one of its own.
         token: Its token; without one that of the environment variable GYMHOST_TOKEN.
+        tls: Fields of `gymhost.client.Tls`, if TLS is spoken with it.
         renderer: How the model's messages become tokens, such as "qwen3"; without one by the model's name. Where it
             keeps a model's reasoning or not is its own affair: if the template rewrites history the last row is taken.
         limits: Fields of `Limits`. The tokens after the prompt are never more than verl's `response_length`.
@@ -53,6 +54,7 @@ class GymhostAgentLoop(_Base):
         *,
         server: str | Sequence[str] | None = None,
         token: str | None = None,
+        tls: Mapping[str, str | None] | None = None,
         renderer: str | None = None,
         limits: Mapping[str, Any] | None = None,
         concurrency: Mapping[str, Any] | None = None,
@@ -68,7 +70,7 @@ class GymhostAgentLoop(_Base):
         self._response_length = int(self.rollout_config.response_length)
         self._prompt_length = int(self.rollout_config.prompt_length)
         servers = server if server is None or isinstance(server, str) else tuple(server)
-        self._settings = (servers, token, renderer, dict(limits or {}), dict(concurrency or {}))
+        self._settings = (servers, token, tls, renderer, dict(limits or {}), dict(concurrency or {}))
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
         """Plays what a row of the dataset asks for.
@@ -100,14 +102,14 @@ class GymhostAgentLoop(_Base):
         raise RuntimeError(f"{request.env_id}, task {request.task}, had no reward in {self._tries} tries: {outcome}")
 
     def _engine(self) -> RolloutEngine:
-        server, token, renderer, limits, concurrency = self._settings
-        key = (id(self.server_manager), server, token, renderer, repr(limits), repr(concurrency))
+        server, token, tls, renderer, limits, concurrency = self._settings
+        key = (id(self.server_manager), server, token, repr(tls), renderer, repr(limits), repr(concurrency))
         engines = _ENGINES.setdefault(asyncio.get_running_loop(), {})
         if key not in engines:
             from renderers import config_from_name
 
             most = min(self._response_length, int(limits.get("completion_tokens") or self._response_length))
-            connection = Connection(server, token)
+            connection = Connection(server, token, tls)
             engine = RolloutEngine(
                 connection.source,
                 Chat(self.tokenizer, config_from_name(renderer) if renderer else None),

@@ -7,7 +7,7 @@ from typing import Any
 
 import gymnasium
 
-from gymhost.envs import checks, conversation_checks
+from gymhost.envs import checks, conversation_checks, fork_check
 from gymhost.envs.faults import Fault, fault_of
 from gymhost.envs.findings import Finding, Report
 from gymhost.envs.registration import hosted, make
@@ -33,7 +33,8 @@ def check(
     Args:
         id: A registered id.
         kwargs: Keyword arguments to make it with.
-        remote_factory: Makes the same environment behind a server; where given, local and remote play are compared.
+        remote_factory: Makes the same environment behind a server; where given, local and remote play are compared, and
+            whether it is replayable is found out.
         progress: Told the name of each check before it begins.
 
     Returns:
@@ -81,6 +82,8 @@ def check(
         report.findings += checks.travels(new)
     with guarded("Determinism"):
         report.findings += checks.is_deterministic(new)
+    with guarded("Forks"):
+        report.findings += fork_check.forks_go_on(new)
     with guarded("Conversation"):
         report.findings += conversation_checks.converses(new)
     with guarded("Expert, idler and cheats"):
@@ -93,4 +96,6 @@ def check(
     if remote_factory is not None:
         with guarded("Over the wire"):
             report.findings += checks.same_over_wire(new, lambda: remote_factory(id, kwargs))
+        with guarded("Replay"):
+            report.findings += checks.repeats_elsewhere(new, lambda: remote_factory(id, kwargs), hosting)
     return report

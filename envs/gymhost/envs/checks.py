@@ -244,6 +244,35 @@ def same_over_wire(make: Make, make_remote: Make) -> Iterator[Finding]:
     yield Finding("ok", "It plays the same over the wire")
 
 
+def repeats_elsewhere(make: Make, make_remote: Make, hosting: Hosting) -> Iterator[Finding]:
+    """Plays the same here, after another episode, and on a new instance in another process; compares the replies."""
+    with contextlib.closing(make()) as here, contextlib.closing(make_remote()) as there:
+        if here.spec is not None and here.spec.nondeterministic:
+            return
+        player = Player(here, 8)
+        play(here, player.act, seed=8)  # the seeded reset after it has to leave nothing of it
+        for number, seed in enumerate((9, None), start=1):
+            played = _plain(play(here, player.act, seed=seed))
+            different = _first_difference(played, replay(there, played, seed=seed))
+            if different and hosting.replayable:
+                yield Finding(
+                    "error",
+                    f"It is not replayable: in another process episode {number} after a seeded reset differs",
+                    f"{different}\nSeed and actions must decide every reply: not the time, the process, the order of a "
+                    "set, or what was before the reset. Or leave out replayable=True.",
+                )
+            if different:
+                return
+    if hosting.replayable:
+        yield Finding("ok", "Replayable: another process gives the same replies after a seeded reset, byte for byte")
+    else:
+        yield Finding(
+            "ok",
+            "It could be replayable",
+            "Another process gave the same replies: with replayable=True its sessions outlive their workers.",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class _Timing:
     """How long steps took, in seconds, and the share of it in which they did not compute."""
@@ -276,6 +305,17 @@ def _time_steps(env: Env, player: Player) -> _Timing:
 
 def _milliseconds(seconds: float) -> str:
     return f"{seconds * 1000:.2g} ms"
+
+
+def _first_difference(played: Episode, again: Episode) -> str:
+    """Says where the first reply is that another instance gave in another way; nothing where there is none."""
+    replies = [played.opening, *played.steps]
+    for number, reply in enumerate(replies):
+        there = [again.opening, *again.steps][number : number + 1]
+        if not there or values.dumps(reply) != values.dumps(there[0]):
+            told = next(episode_differences(played, again), "their bytes differ")
+            return f"The first reply that differs is that of {f'step {number}' if number else 'the reset'}. {told}"
+    return ""
 
 
 def _plain(episode: Episode) -> Episode:

@@ -39,6 +39,9 @@ class LocalLoop:
         """Runs a coroutine to completion; inside a running event loop, as in a notebook, on a helper thread."""
         return self._outside_loops(self._runner.run, coroutine)
 
+    def __deepcopy__(self, memo: object) -> None:
+        """Leaves a copy of its owner without one: it makes its own when it needs it."""
+
     def close(self) -> None:
         """Ends the loop and its thread."""
         self._finalizer()

@@ -8,10 +8,11 @@ import importlib
 import threading
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from gymhost.envs.content import Block, Content, Picture
 from gymhost.envs.tools import ToolError, ToolSpec, render_result
+from gymhost.wire.errors import Unimplemented
 
 __all__ = ["McpConnection", "McpServer", "McpTool", "tools_of"]
 
@@ -142,6 +143,11 @@ class McpConnection:
         if late:
             task.cancel()
             await asyncio.wait([task], timeout=_CLOSE_GRACE)
+
+    def __deepcopy__(self, memo: object) -> Self:
+        raise Unimplemented(
+            f"the environment can't be forked: what the MCP server {self.server} knows of the episode can't be copied"
+        )
 
     async def tools(self) -> "list[McpTool]":
         """Returns the tools that the server offers and `only` lets through.

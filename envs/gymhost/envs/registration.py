@@ -40,6 +40,8 @@ class Hosting:
         reset_timeout: Seconds that a reset may take.
         description: What the environment is, in a line or a few.
         attributes: The attributes and methods that clients may reach; `*` stands for all without a leading underscore.
+        memory_limit: Bytes that the worker of a session may take, with what it starts; None for no limit.
+        replayable: Whether the same commands after the same seeded reset give the same replies, in another process too.
     """
 
     mode: Mode = "thread"
@@ -48,6 +50,8 @@ class Hosting:
     reset_timeout: float | None = 300.0
     description: str = ""
     attributes: tuple[str, ...] = ()
+    memory_limit: int | None = None
+    replayable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,8 @@ def register(
     reset_timeout: float | None = 300.0,
     description: str | None = None,
     attributes: Iterable[str] = (),
+    memory_limit: int | None = None,
+    replayable: bool = False,
     kwargs: dict[str, Any] | None = None,
     max_episode_steps: int | None = None,
     **gymnasium_options: Any,
@@ -114,6 +120,12 @@ def register(
         description: What the environment is, for lists.
         attributes: Names of attributes that clients may read and set, and of methods that they may call; `*` stands for
             all without a leading underscore.
+        memory_limit: With isolation="process": bytes that a session's worker may take, with what it starts. It is
+            looked at about once a second; beyond it the session is lost, and no other. None for no limit.
+        replayable: Whether the same commands after the same seeded reset give the same replies, in another process too,
+            whatever was before the reset: nothing depends on the time, on what is elsewhere, or on the order of a set.
+            Then clients recover sessions whose worker or server has died, by repeating the commands. `gymhost check`
+            proves it.
         kwargs: Keyword arguments that it is made with.
         max_episode_steps: Steps after which an episode is truncated.
         **gymnasium_options: What else `gymnasium.register` takes.
@@ -126,10 +138,18 @@ def register(
     _positive("step_timeout", step_timeout)
     _positive("reset_timeout", reset_timeout)
     attributes = _names(attributes)
+    if memory_limit is not None and (memory_limit < 1 or isolation != "process"):
+        raise ValueError(
+            f"memory_limit is a number of bytes above 0 and goes with isolation='process', not {memory_limit!r} with "
+            f"isolation={isolation!r}"
+        )
+    if replayable and gymnasium_options.get("nondeterministic"):
+        raise ValueError("an environment that is nondeterministic can't be replayable")
     gymnasium.register(  # pyright: ignore[reportUnknownMemberType]
         id, entry_point, kwargs=kwargs, max_episode_steps=max_episode_steps, **gymnasium_options
     )
-    hosting = Hosting(mode, isolation, step_timeout, reset_timeout, inspect.cleandoc(description or ""), attributes)
+    text = inspect.cleandoc(description or "")
+    hosting = Hosting(mode, isolation, step_timeout, reset_timeout, text, attributes, memory_limit, replayable)
     _hosting[id] = (gymnasium.registry[id], hosting)
 
 

@@ -98,6 +98,10 @@ class Tasks(Sequence[Task]):
             tasks.append(cast(Task, task))
         return cls(tasks)
 
+    def __deepcopy__(self, memo: object) -> Self:
+        # Nothing changes them.
+        return self
+
     def __len__(self) -> int:
         """Returns how many tasks there are.
 

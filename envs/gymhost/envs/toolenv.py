@@ -61,6 +61,10 @@ class ToolEnv(gymnasium.Env[Observation, Action]):
             def right(self) -> float:
                 return self.answer == self.task["a"] + self.task["b"]
 
+    A session can be forked in mid-episode (`Session.fork`): the environment is copied by `copy.deepcopy`, its sandboxes
+    are forked, and shells and Pythons in them begin anew. Where that is not the way to copy something that it holds, a
+    class says so by `__deepcopy__`; one that raises a TypeError can't be forked.
+
     Attributes:
         system: The system prompt; None for none.
         tasks: The tasks by split: a dict, or a class method (or method) that returns one. Without tasks `setup` and

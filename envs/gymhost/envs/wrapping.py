@@ -46,6 +46,9 @@ SAFE = (
     "TimeLimit",
 )
 
+# Of these, those that tell the time, or keep something beyond a seeded reset.
+_NOT_REPLAYABLE = ("NormalizeObservation", "NormalizeReward", "RecordEpisodeStatistics")
+
 # The largest number that a client may give a safe wrapper, but for limits of steps.
 _MOST = 4096
 
@@ -98,6 +101,15 @@ def wrap(env: gymnasium.Env[Any, Any], wrappings: Sequence[Wrapping]) -> gymnasi
         env.close()
         raise
     return env
+
+
+def replayable(wrappings: Sequence[Wrapping]) -> bool:
+    """Whether a replayable environment stays one with wrappers around it.
+
+    Of Gymnasium's most do; one's own says so by a class attribute `replayable`.
+    """
+    safe = [getattr(gymnasium.wrappers, name, None) for name in SAFE if name not in _NOT_REPLAYABLE]
+    return all(wrapper in safe or bool(getattr(wrapper, "replayable", False)) for wrapper, _ in wrappings)
 
 
 @functools.cache

@@ -53,20 +53,22 @@ class _CommandKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """Payload CallToolCommand, reply CallToolResult."""
     COMMAND_KIND_RENDER: _CommandKind.ValueType  # 10
     """No payload, reply RenderResult."""
-    COMMAND_KIND_FORK: _CommandKind.ValueType  # 11
-    """Payload ForkCommand, reply ForkResult."""
-    COMMAND_KIND_GET_ATTR: _CommandKind.ValueType  # 12
+    COMMAND_KIND_GET_ATTR: _CommandKind.ValueType  # 11
     """Payload AttributeCommand, reply AttributeResult. They reach only what CreateSessionResponse.attributes allows; else the
     reply is PERMISSION_DENIED. GET_ATTR reads an attribute, and says of a method only that it is one.
     """
-    COMMAND_KIND_SET_ATTR: _CommandKind.ValueType  # 13
+    COMMAND_KIND_SET_ATTR: _CommandKind.ValueType  # 12
     """Sets an attribute; no value in the reply."""
-    COMMAND_KIND_CALL: _CommandKind.ValueType  # 14
+    COMMAND_KIND_CALL: _CommandKind.ValueType  # 13
     """Calls a method; of an attribute that can't be called, gives its value."""
-    COMMAND_KIND_EVALUATE: _CommandKind.ValueType  # 15
+    COMMAND_KIND_EVALUATE: _CommandKind.ValueType  # 14
     """Scores an episode at its end. Payload EvaluateCommand, reply EvaluateResult. Only for sessions that say that they evaluate
     (CreateSessionResponse.evaluates); else the reply is UNIMPLEMENTED. An episode that has ended and is scored, or has not
     begun, is answered with RESET_NEEDED.
+    """
+    COMMAND_KIND_FORK: _CommandKind.ValueType  # 15
+    """Makes sessions that go on from the present state of this one. Payload ForkCommand, reply ForkResult. It waits for places
+    as a CREATE does, up to its time left. Never on the direct path.
     """
 
 class CommandKind(_CommandKind, metaclass=_CommandKindEnumTypeWrapper):
@@ -101,20 +103,22 @@ COMMAND_KIND_CALL_TOOL: CommandKind.ValueType  # 9
 """Payload CallToolCommand, reply CallToolResult."""
 COMMAND_KIND_RENDER: CommandKind.ValueType  # 10
 """No payload, reply RenderResult."""
-COMMAND_KIND_FORK: CommandKind.ValueType  # 11
-"""Payload ForkCommand, reply ForkResult."""
-COMMAND_KIND_GET_ATTR: CommandKind.ValueType  # 12
+COMMAND_KIND_GET_ATTR: CommandKind.ValueType  # 11
 """Payload AttributeCommand, reply AttributeResult. They reach only what CreateSessionResponse.attributes allows; else the
 reply is PERMISSION_DENIED. GET_ATTR reads an attribute, and says of a method only that it is one.
 """
-COMMAND_KIND_SET_ATTR: CommandKind.ValueType  # 13
+COMMAND_KIND_SET_ATTR: CommandKind.ValueType  # 12
 """Sets an attribute; no value in the reply."""
-COMMAND_KIND_CALL: CommandKind.ValueType  # 14
+COMMAND_KIND_CALL: CommandKind.ValueType  # 13
 """Calls a method; of an attribute that can't be called, gives its value."""
-COMMAND_KIND_EVALUATE: CommandKind.ValueType  # 15
+COMMAND_KIND_EVALUATE: CommandKind.ValueType  # 14
 """Scores an episode at its end. Payload EvaluateCommand, reply EvaluateResult. Only for sessions that say that they evaluate
 (CreateSessionResponse.evaluates); else the reply is UNIMPLEMENTED. An episode that has ended and is scored, or has not
 begun, is answered with RESET_NEEDED.
+"""
+COMMAND_KIND_FORK: CommandKind.ValueType  # 15
+"""Makes sessions that go on from the present state of this one. Payload ForkCommand, reply ForkResult. It waits for places
+as a CREATE does, up to its time left. Never on the direct path.
 """
 global___CommandKind = CommandKind
 
@@ -151,7 +155,9 @@ class _ReplyCodeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     REPLY_CODE_CANCELLED: _ReplyCode.ValueType  # 12
     """The command was cancelled. [CANCELLED]"""
     REPLY_CODE_CAPACITY: _ReplyCode.ValueType  # 13
-    """The server is full and the wait for a place was over; the message says how full. [RESOURCE_EXHAUSTED]"""
+    """The server is full, or the caller has its quota, and the wait for a place was over, or too many wait already; the message
+    says how full, and which quota. Error.retry_after_ms tells when to ask again. [RESOURCE_EXHAUSTED]
+    """
     REPLY_CODE_TOO_LARGE: _ReplyCode.ValueType  # 14
     """A message is larger than the server takes; the message names size, limit and setting. [RESOURCE_EXHAUSTED]"""
     REPLY_CODE_UNAUTHENTICATED: _ReplyCode.ValueType  # 15
@@ -199,7 +205,9 @@ REPLY_CODE_TIMEOUT: ReplyCode.ValueType  # 11
 REPLY_CODE_CANCELLED: ReplyCode.ValueType  # 12
 """The command was cancelled. [CANCELLED]"""
 REPLY_CODE_CAPACITY: ReplyCode.ValueType  # 13
-"""The server is full and the wait for a place was over; the message says how full. [RESOURCE_EXHAUSTED]"""
+"""The server is full, or the caller has its quota, and the wait for a place was over, or too many wait already; the message
+says how full, and which quota. Error.retry_after_ms tells when to ask again. [RESOURCE_EXHAUSTED]
+"""
 REPLY_CODE_TOO_LARGE: ReplyCode.ValueType  # 14
 """A message is larger than the server takes; the message names size, limit and setting. [RESOURCE_EXHAUSTED]"""
 REPLY_CODE_UNAUTHENTICATED: ReplyCode.ValueType  # 15
@@ -341,7 +349,9 @@ class InteractRequest(google.protobuf.message.Message):
     """---------------------------------------------------------------------------------------------------------------------
     The stream
 
-    A frame of commands: at most 256 KiB, but for a single larger command, which goes on a bulk stream.
+    A frame of commands: at most 512 of them, and at most 256 KiB, but for a single larger command, which goes on a bulk stream.
+    A server ends a stream with INVALID_ARGUMENT where a frame has more commands than that. It hears a stream no further while
+    the stream has more in flight towards a worker than that takes.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -553,7 +563,7 @@ class DirectPath(google.protobuf.message.Message):
     open the folder may connect to the Unix socket `folder/N`, where N is the upper half of a lane: the number of its worker.
     There it sends ATTACH with CreateSessionResponse.direct_token in place of the session's id, and then commands of the lane,
     in the frames of the stream, each behind its length and a zero, of four bytes, little-endian. Replies come the way that
-    the command went. Everything else stays on the gRPC stream: leases, CREATE, CLOSE and notices, but for DETACHED, which
+    the command went. Everything else stays on the gRPC stream: leases, CREATE, FORK, CLOSE and notices, but for DETACHED, which
     says that the lane is to be driven on the stream again. A socket whose first command is an ATTACH with `exclusive` drives that
     one session; the worker closes it where it would have sent DETACHED.
     """
@@ -932,6 +942,9 @@ class ForkCommand(google.protobuf.message.Message):
 
     COPIES_FIELD_NUMBER: builtins.int
     copies: builtins.int
+    """How many sessions to make, 1 or more. Each takes a place of the server's capacity, and has a lane, a lease and an end of
+    its own; on a stream they are attached to it. All of them are made, or none.
+    """
     def __init__(
         self,
         *,
@@ -943,11 +956,20 @@ global___ForkCommand = ForkCommand
 
 @typing.final
 class ForkResult(google.protobuf.message.Message):
+    """The sessions go on as the one that was forked would have: the same actions are answered in the same way, and nothing that
+    is done in one shows in another. Its sandboxes are forked too: their files are there, what ran in them is not. All run in
+    the worker of the session that was forked, in its mode, also where that is a worker of its own, which then ends with the last
+    of them. An environment that can't be copied is answered with UNIMPLEMENTED, which says what of it can't be; so is a vector
+    session. The session that was forked goes on, whatever becomes of the fork.
+    """
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SESSIONS_FIELD_NUMBER: builtins.int
     @property
-    def sessions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___CreateSessionResponse]: ...
+    def sessions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___CreateSessionResponse]:
+        """Of each, session_id, lanes, direct_token, queued_ms and made_ms alone: all else is as in the session that was forked."""
+
     def __init__(
         self,
         *,
@@ -1080,6 +1102,7 @@ class EnvironmentInfo(google.protobuf.message.Message):
     METADATA_FIELD_NUMBER: builtins.int
     SOURCE_FIELD_NUMBER: builtins.int
     REPLAYABLE_FIELD_NUMBER: builtins.int
+    MEMORY_LIMIT_BYTES_FIELD_NUMBER: builtins.int
     environment_id: builtins.str
     """Such as `gymhost/GuessNumber-v0`."""
     description: builtins.str
@@ -1098,6 +1121,8 @@ class EnvironmentInfo(google.protobuf.message.Message):
     """Whether the same commands after the same seeded reset give the same replies, in another process too: an episode whose
     worker or server dies can then go on elsewhere, by repeating them.
     """
+    memory_limit_bytes: builtins.int
+    """With ISOLATION_PROCESS: the memory that a session's worker may take; beyond it the session is lost. 0 means no limit."""
     @property
     def observation_space(self) -> gymhost.v1.values_pb2.Space:
         """What follows is set by GetEnvironment only."""
@@ -1130,9 +1155,10 @@ class EnvironmentInfo(google.protobuf.message.Message):
         metadata: gymhost.v1.values_pb2.Value | None = ...,
         source: builtins.str = ...,
         replayable: builtins.bool = ...,
+        memory_limit_bytes: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["action_space", b"action_space", "metadata", b"metadata", "observation_space", b"observation_space"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["action_space", b"action_space", "conversational", b"conversational", "description", b"description", "environment_id", b"environment_id", "isolation", b"isolation", "metadata", b"metadata", "native_vector", b"native_vector", "observation_space", b"observation_space", "replayable", b"replayable", "reset_timeout_ms", b"reset_timeout_ms", "run_mode", b"run_mode", "source", b"source", "splits", b"splits", "step_timeout_ms", b"step_timeout_ms", "tools", b"tools"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["action_space", b"action_space", "conversational", b"conversational", "description", b"description", "environment_id", b"environment_id", "isolation", b"isolation", "memory_limit_bytes", b"memory_limit_bytes", "metadata", b"metadata", "native_vector", b"native_vector", "observation_space", b"observation_space", "replayable", b"replayable", "reset_timeout_ms", b"reset_timeout_ms", "run_mode", b"run_mode", "source", b"source", "splits", b"splits", "step_timeout_ms", b"step_timeout_ms", "tools", b"tools"]) -> None: ...
 
 global___EnvironmentInfo = EnvironmentInfo
 
@@ -1162,7 +1188,9 @@ class ListEnvironmentsResponse(google.protobuf.message.Message):
     def environments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___EnvironmentInfo]: ...
     @property
     def problems(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Packages and modules that could not be loaded, in words."""
+        """Packages and modules that could not be loaded, and environments that are in quarantine since workers end under them; in
+        words.
+        """
 
     def __init__(
         self,
@@ -1337,7 +1365,7 @@ class CreateSessionRequest(google.protobuf.message.Message):
     """The client of a vector session keeps batches, and will say which."""
     priority: builtins.int
     """Where the server is full: a create of higher priority gets a place before those of lower ones; within a priority the
-    first to come is the first to get one.
+    callers take turns, and of one caller's creates the first to come is the first to get one. -1000 to 1000.
     """
     @property
     def kwargs(self) -> gymhost.v1.values_pb2.Value:
@@ -1522,6 +1550,7 @@ class SessionInfo(google.protobuf.message.Message):
     STEPS_FIELD_NUMBER: builtins.int
     AGE_MS_FIELD_NUMBER: builtins.int
     WORKER_FIELD_NUMBER: builtins.int
+    IDENTITY_FIELD_NUMBER: builtins.int
     environment_id: builtins.str
     state: global___SessionState.ValueType
     reason: builtins.str
@@ -1531,6 +1560,8 @@ class SessionInfo(google.protobuf.message.Message):
     steps: builtins.int
     age_ms: builtins.int
     worker: builtins.int
+    identity: builtins.str
+    """Whose it is; in the list of everybody's alone."""
     def __init__(
         self,
         *,
@@ -1542,8 +1573,9 @@ class SessionInfo(google.protobuf.message.Message):
         steps: builtins.int = ...,
         age_ms: builtins.int = ...,
         worker: builtins.int = ...,
+        identity: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["age_ms", b"age_ms", "attached", b"attached", "busy", b"busy", "environment_id", b"environment_id", "reason", b"reason", "state", b"state", "steps", b"steps", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["age_ms", b"age_ms", "attached", b"attached", "busy", b"busy", "environment_id", b"environment_id", "identity", b"identity", "reason", b"reason", "state", b"state", "steps", b"steps", "worker", b"worker"]) -> None: ...
 
 global___SessionInfo = SessionInfo
 
@@ -1583,9 +1615,15 @@ global___GetSessionResponse = GetSessionResponse
 class ListSessionsRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    EVERYONE_FIELD_NUMBER: builtins.int
+    everyone: builtins.bool
+    """Everybody's sessions instead of the caller's own: for the role `admin`."""
     def __init__(
         self,
+        *,
+        everyone: builtins.bool = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["everyone", b"everyone"]) -> None: ...
 
 global___ListSessionsRequest = ListSessionsRequest
 

@@ -58,7 +58,14 @@ class EnvironmentServiceStub(object):
     Time limits travel as time left, in milliseconds, because clocks differ. A limit that fires stops the work: the reply is
     then TIMEOUT (the command was stopped and the session lives) or SESSION_LOST (it could not be stopped otherwise).
 
-    Authentication is the metadata `authorization: Bearer TOKEN` on every call; without it the status is UNAUTHENTICATED.
+    Authentication is the metadata `authorization: Bearer TOKEN` on every call, and on servers that know no tokens and ask for
+    certificates the client's certificate; without it the status is UNAUTHENTICATED, and so do streams end whose token is
+    taken away. A caller whose role is not enough gets PERMISSION_DENIED: `read-only` may list and describe, and say HELLO
+    and HEARTBEAT on a stream, `user` may do all that concerns its own sessions, `admin` may list those of everybody too.
+    Limits. Every field of a request has one (names and ids 256 characters, keyword arguments 4 MiB, 64 wrappers, and so on);
+    what is above it is answered with INVALID_ARGUMENT, and the message names the field. A client that reads its replies too slowly
+    loses its stream with TOO_LARGE, and nothing else: it opens another, attaches its lanes and repeats what was not answered.
+
     Failures of unary calls are gRPC statuses; the trailing metadata has the number of the ReplyCode as `gymhost-code` and the
     serialized Error as `gymhost-error-bin`.
     """
@@ -174,7 +181,14 @@ class EnvironmentServiceServicer(object):
     Time limits travel as time left, in milliseconds, because clocks differ. A limit that fires stops the work: the reply is
     then TIMEOUT (the command was stopped and the session lives) or SESSION_LOST (it could not be stopped otherwise).
 
-    Authentication is the metadata `authorization: Bearer TOKEN` on every call; without it the status is UNAUTHENTICATED.
+    Authentication is the metadata `authorization: Bearer TOKEN` on every call, and on servers that know no tokens and ask for
+    certificates the client's certificate; without it the status is UNAUTHENTICATED, and so do streams end whose token is
+    taken away. A caller whose role is not enough gets PERMISSION_DENIED: `read-only` may list and describe, and say HELLO
+    and HEARTBEAT on a stream, `user` may do all that concerns its own sessions, `admin` may list those of everybody too.
+    Limits. Every field of a request has one (names and ids 256 characters, keyword arguments 4 MiB, 64 wrappers, and so on);
+    what is above it is answered with INVALID_ARGUMENT, and the message names the field. A client that reads its replies too slowly
+    loses its stream with TOO_LARGE, and nothing else: it opens another, attaches its lanes and repeats what was not answered.
+
     Failures of unary calls are gRPC statuses; the trailing metadata has the number of the ReplyCode as `gymhost-code` and the
     serialized Error as `gymhost-error-bin`.
     """
@@ -202,7 +216,7 @@ class EnvironmentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CreateSession(self, request, context):
-        """Creates a session; waits in order of arrival while the server is full, up to the call's deadline.
+        """Creates a session; waits for its turn while the server is full, or the caller has its quota, up to the call's deadline.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -216,7 +230,7 @@ class EnvironmentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListSessions(self, request, context):
-        """Lists the caller's sessions, without their ids: a list is no way to get hold of a session.
+        """Lists the caller's sessions, or everybody's, without their ids: a list is no way to get hold of a session.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -269,7 +283,7 @@ class EnvironmentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Fork(self, request, context):
-        """Makes copies of a session that go on from its present state.
+        """Makes copies of a session that go on from its present state. No stream drives them yet.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -389,7 +403,14 @@ class EnvironmentService(object):
     Time limits travel as time left, in milliseconds, because clocks differ. A limit that fires stops the work: the reply is
     then TIMEOUT (the command was stopped and the session lives) or SESSION_LOST (it could not be stopped otherwise).
 
-    Authentication is the metadata `authorization: Bearer TOKEN` on every call; without it the status is UNAUTHENTICATED.
+    Authentication is the metadata `authorization: Bearer TOKEN` on every call, and on servers that know no tokens and ask for
+    certificates the client's certificate; without it the status is UNAUTHENTICATED, and so do streams end whose token is
+    taken away. A caller whose role is not enough gets PERMISSION_DENIED: `read-only` may list and describe, and say HELLO
+    and HEARTBEAT on a stream, `user` may do all that concerns its own sessions, `admin` may list those of everybody too.
+    Limits. Every field of a request has one (names and ids 256 characters, keyword arguments 4 MiB, 64 wrappers, and so on);
+    what is above it is answered with INVALID_ARGUMENT, and the message names the field. A client that reads its replies too slowly
+    loses its stream with TOO_LARGE, and nothing else: it opens another, attaches its lanes and repeats what was not answered.
+
     Failures of unary calls are gRPC statuses; the trailing metadata has the number of the ReplyCode as `gymhost-code` and the
     serialized Error as `gymhost-error-bin`.
     """

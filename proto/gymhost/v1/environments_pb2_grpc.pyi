@@ -50,7 +50,14 @@ class EnvironmentServiceStub:
     Time limits travel as time left, in milliseconds, because clocks differ. A limit that fires stops the work: the reply is
     then TIMEOUT (the command was stopped and the session lives) or SESSION_LOST (it could not be stopped otherwise).
 
-    Authentication is the metadata `authorization: Bearer TOKEN` on every call; without it the status is UNAUTHENTICATED.
+    Authentication is the metadata `authorization: Bearer TOKEN` on every call, and on servers that know no tokens and ask for
+    certificates the client's certificate; without it the status is UNAUTHENTICATED, and so do streams end whose token is
+    taken away. A caller whose role is not enough gets PERMISSION_DENIED: `read-only` may list and describe, and say HELLO
+    and HEARTBEAT on a stream, `user` may do all that concerns its own sessions, `admin` may list those of everybody too.
+    Limits. Every field of a request has one (names and ids 256 characters, keyword arguments 4 MiB, 64 wrappers, and so on);
+    what is above it is answered with INVALID_ARGUMENT, and the message names the field. A client that reads its replies too slowly
+    loses its stream with TOO_LARGE, and nothing else: it opens another, attaches its lanes and repeats what was not answered.
+
     Failures of unary calls are gRPC statuses; the trailing metadata has the number of the ReplyCode as `gymhost-code` and the
     serialized Error as `gymhost-error-bin`.
     """
@@ -80,7 +87,7 @@ class EnvironmentServiceStub:
         gymhost.v1.environments_pb2.CreateSessionRequest,
         gymhost.v1.environments_pb2.CreateSessionResponse,
     ]
-    """Creates a session; waits in order of arrival while the server is full, up to the call's deadline."""
+    """Creates a session; waits for its turn while the server is full, or the caller has its quota, up to the call's deadline."""
 
     GetSession: grpc.UnaryUnaryMultiCallable[
         gymhost.v1.environments_pb2.GetSessionRequest,
@@ -92,7 +99,7 @@ class EnvironmentServiceStub:
         gymhost.v1.environments_pb2.ListSessionsRequest,
         gymhost.v1.environments_pb2.ListSessionsResponse,
     ]
-    """Lists the caller's sessions, without their ids: a list is no way to get hold of a session."""
+    """Lists the caller's sessions, or everybody's, without their ids: a list is no way to get hold of a session."""
 
     CloseSession: grpc.UnaryUnaryMultiCallable[
         gymhost.v1.environments_pb2.CloseSessionRequest,
@@ -138,7 +145,7 @@ class EnvironmentServiceStub:
         gymhost.v1.environments_pb2.ForkRequest,
         gymhost.v1.environments_pb2.ForkResponse,
     ]
-    """Makes copies of a session that go on from its present state."""
+    """Makes copies of a session that go on from its present state. No stream drives them yet."""
 
 class EnvironmentServiceAsyncStub:
     """EnvironmentService hosts environments and runs sessions of them.
@@ -173,7 +180,14 @@ class EnvironmentServiceAsyncStub:
     Time limits travel as time left, in milliseconds, because clocks differ. A limit that fires stops the work: the reply is
     then TIMEOUT (the command was stopped and the session lives) or SESSION_LOST (it could not be stopped otherwise).
 
-    Authentication is the metadata `authorization: Bearer TOKEN` on every call; without it the status is UNAUTHENTICATED.
+    Authentication is the metadata `authorization: Bearer TOKEN` on every call, and on servers that know no tokens and ask for
+    certificates the client's certificate; without it the status is UNAUTHENTICATED, and so do streams end whose token is
+    taken away. A caller whose role is not enough gets PERMISSION_DENIED: `read-only` may list and describe, and say HELLO
+    and HEARTBEAT on a stream, `user` may do all that concerns its own sessions, `admin` may list those of everybody too.
+    Limits. Every field of a request has one (names and ids 256 characters, keyword arguments 4 MiB, 64 wrappers, and so on);
+    what is above it is answered with INVALID_ARGUMENT, and the message names the field. A client that reads its replies too slowly
+    loses its stream with TOO_LARGE, and nothing else: it opens another, attaches its lanes and repeats what was not answered.
+
     Failures of unary calls are gRPC statuses; the trailing metadata has the number of the ReplyCode as `gymhost-code` and the
     serialized Error as `gymhost-error-bin`.
     """
@@ -202,7 +216,7 @@ class EnvironmentServiceAsyncStub:
         gymhost.v1.environments_pb2.CreateSessionRequest,
         gymhost.v1.environments_pb2.CreateSessionResponse,
     ]
-    """Creates a session; waits in order of arrival while the server is full, up to the call's deadline."""
+    """Creates a session; waits for its turn while the server is full, or the caller has its quota, up to the call's deadline."""
 
     GetSession: grpc.aio.UnaryUnaryMultiCallable[
         gymhost.v1.environments_pb2.GetSessionRequest,
@@ -214,7 +228,7 @@ class EnvironmentServiceAsyncStub:
         gymhost.v1.environments_pb2.ListSessionsRequest,
         gymhost.v1.environments_pb2.ListSessionsResponse,
     ]
-    """Lists the caller's sessions, without their ids: a list is no way to get hold of a session."""
+    """Lists the caller's sessions, or everybody's, without their ids: a list is no way to get hold of a session."""
 
     CloseSession: grpc.aio.UnaryUnaryMultiCallable[
         gymhost.v1.environments_pb2.CloseSessionRequest,
@@ -260,7 +274,7 @@ class EnvironmentServiceAsyncStub:
         gymhost.v1.environments_pb2.ForkRequest,
         gymhost.v1.environments_pb2.ForkResponse,
     ]
-    """Makes copies of a session that go on from its present state."""
+    """Makes copies of a session that go on from its present state. No stream drives them yet."""
 
 class EnvironmentServiceServicer(metaclass=abc.ABCMeta):
     """EnvironmentService hosts environments and runs sessions of them.
@@ -295,7 +309,14 @@ class EnvironmentServiceServicer(metaclass=abc.ABCMeta):
     Time limits travel as time left, in milliseconds, because clocks differ. A limit that fires stops the work: the reply is
     then TIMEOUT (the command was stopped and the session lives) or SESSION_LOST (it could not be stopped otherwise).
 
-    Authentication is the metadata `authorization: Bearer TOKEN` on every call; without it the status is UNAUTHENTICATED.
+    Authentication is the metadata `authorization: Bearer TOKEN` on every call, and on servers that know no tokens and ask for
+    certificates the client's certificate; without it the status is UNAUTHENTICATED, and so do streams end whose token is
+    taken away. A caller whose role is not enough gets PERMISSION_DENIED: `read-only` may list and describe, and say HELLO
+    and HEARTBEAT on a stream, `user` may do all that concerns its own sessions, `admin` may list those of everybody too.
+    Limits. Every field of a request has one (names and ids 256 characters, keyword arguments 4 MiB, 64 wrappers, and so on);
+    what is above it is answered with INVALID_ARGUMENT, and the message names the field. A client that reads its replies too slowly
+    loses its stream with TOO_LARGE, and nothing else: it opens another, attaches its lanes and repeats what was not answered.
+
     Failures of unary calls are gRPC statuses; the trailing metadata has the number of the ReplyCode as `gymhost-code` and the
     serialized Error as `gymhost-error-bin`.
     """
@@ -332,7 +353,7 @@ class EnvironmentServiceServicer(metaclass=abc.ABCMeta):
         request: gymhost.v1.environments_pb2.CreateSessionRequest,
         context: _ServicerContext,
     ) -> typing.Union[gymhost.v1.environments_pb2.CreateSessionResponse, collections.abc.Awaitable[gymhost.v1.environments_pb2.CreateSessionResponse]]:
-        """Creates a session; waits in order of arrival while the server is full, up to the call's deadline."""
+        """Creates a session; waits for its turn while the server is full, or the caller has its quota, up to the call's deadline."""
 
     @abc.abstractmethod
     def GetSession(
@@ -348,7 +369,7 @@ class EnvironmentServiceServicer(metaclass=abc.ABCMeta):
         request: gymhost.v1.environments_pb2.ListSessionsRequest,
         context: _ServicerContext,
     ) -> typing.Union[gymhost.v1.environments_pb2.ListSessionsResponse, collections.abc.Awaitable[gymhost.v1.environments_pb2.ListSessionsResponse]]:
-        """Lists the caller's sessions, without their ids: a list is no way to get hold of a session."""
+        """Lists the caller's sessions, or everybody's, without their ids: a list is no way to get hold of a session."""
 
     @abc.abstractmethod
     def CloseSession(
@@ -410,6 +431,6 @@ class EnvironmentServiceServicer(metaclass=abc.ABCMeta):
         request: gymhost.v1.environments_pb2.ForkRequest,
         context: _ServicerContext,
     ) -> typing.Union[gymhost.v1.environments_pb2.ForkResponse, collections.abc.Awaitable[gymhost.v1.environments_pb2.ForkResponse]]:
-        """Makes copies of a session that go on from its present state."""
+        """Makes copies of a session that go on from its present state. No stream drives them yet."""
 
 def add_EnvironmentServiceServicer_to_server(servicer: EnvironmentServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

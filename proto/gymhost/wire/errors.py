@@ -10,6 +10,7 @@
     │   ├── SessionClosed            its client closed it
     │   ├── SessionExpired           its lease or idle limit ran out
     │   ├── SessionLost              its worker died, or a step could not be stopped otherwise
+    │   │   └── ReplayDiverged       it was made again, and answered in another way than before
     │   ├── Detached                 another stream drives it now
     │   └── OutOfSequence            a command with a number that is neither the last nor the next
     ├── ResetNeeded                  also gymnasium.error.ResetNeeded
@@ -31,8 +32,9 @@ Each class but Error and SessionError has the code (`gymhost.v1.ReplyCode`) that
 gRPC status that stands for it on unary calls; statuses are plain numbers here, so that workers need no grpc.
 """
 
+import math
 import traceback as _traceback
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import gymnasium.error
 
@@ -51,6 +53,7 @@ __all__ = [
     "InvalidArgument",
     "OutOfSequence",
     "PermissionDenied",
+    "ReplayDiverged",
     "ResetNeeded",
     "SandboxLost",
     "SandboxUnavailable",
@@ -79,6 +82,7 @@ class Error(Exception):
         traceback: The formatted remote traceback, where there is one.
         limit: The time limit that fired, where one did.
         last_sequence: The last number that ran on the lane, where the numbering was broken.
+        retry_after: Seconds after which it is worth asking again, where a server that is full or going away can tell.
     """
 
     code: ClassVar[int] = pb.REPLY_CODE_SERVER_FAULT
@@ -92,6 +96,7 @@ class Error(Exception):
         traceback: str = "",
         limit: str = "",
         last_sequence: int = 0,
+        retry_after: float | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -99,16 +104,21 @@ class Error(Exception):
         self.traceback = traceback
         self.limit = limit
         self.last_sequence = last_sequence
+        self.retry_after = retry_after
 
     def __str__(self) -> str:
         return f"{self.message}\n\nRemote traceback:\n{self.traceback.rstrip()}" if self.traceback else self.message
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _restore, (type(self), self.message, self.exception, self.traceback, self.limit, self.last_sequence)
+        told = {name: getattr(self, name) for name in _TOLD}
+        return _restore, (type(self), self.message, told)
 
 
-def _restore(cls: type[Error], message: str, exception: str, traceback: str, limit: str, last_sequence: int) -> Error:
-    return cls(message, exception=exception, traceback=traceback, limit=limit, last_sequence=last_sequence)
+_TOLD = ("exception", "traceback", "limit", "last_sequence", "retry_after")
+
+
+def _restore(cls: type[Error], message: str, told: dict[str, Any]) -> Error:
+    return cls(message, **told)
 
 
 class InvalidArgument(Error, ValueError):
@@ -165,6 +175,10 @@ class SessionLost(SessionError):
     status = 15
 
 
+class ReplayDiverged(SessionLost):
+    """The session was lost, and what was made in its place answered the same commands in another way."""
+
+
 class Detached(SessionError):
     """Another stream attached the session's lanes."""
 
@@ -208,7 +222,7 @@ class Cancelled(Error):
 
 
 class CapacityExhausted(Error):
-    """The server is full and the wait for a place was over."""
+    """The server is full, or the caller has its share; `retry_after` tells when it is worth asking again."""
 
     code = pb.REPLY_CODE_CAPACITY
     status = 8
@@ -274,6 +288,9 @@ class ConnectionLost(ServerUnavailable):
 # Where the trailing metadata of a failed unary call has the number of the code, and the serialized Error.
 CODE_KEY, ERROR_KEY = "gymhost-code", "gymhost-error-bin"
 
+# What `retry_after_ms` can hold.
+_MOST_SECONDS = 4_000_000.0
+
 # The one table: code -> the class that it arrives as. A subclass without a code of its own travels as its parent.
 BY_CODE: dict[int, type[Error]] = {
     cls.code: cls
@@ -314,6 +331,7 @@ def to_wire(error: BaseException) -> tuple[int, pb.Error]:
             traceback=error.traceback,
             limit=error.limit,
             last_sequence=error.last_sequence,
+            retry_after_ms=math.ceil(min(error.retry_after or 0.0, _MOST_SECONDS) * 1000),
         )
     name = type(error).__qualname__
     return EnvironmentFault.code, pb.Error(
@@ -331,4 +349,5 @@ def from_wire(code: int, message: pb.Error) -> Error:
         traceback=message.traceback,
         limit=message.limit,
         last_sequence=message.last_sequence,
+        retry_after=message.retry_after_ms / 1000 if message.retry_after_ms else None,
     )

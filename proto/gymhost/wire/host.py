@@ -1,8 +1,9 @@
 """Which host this is: how a client finds out that a server is on its own."""
 
+import ipaddress
 from pathlib import Path
 
-__all__ = ["host_name"]
+__all__ = ["host_name", "is_loopback"]
 
 
 def host_name() -> str:
@@ -11,3 +12,16 @@ def host_name() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
+
+
+def is_loopback(address: str) -> bool:
+    """Whether what goes to `HOST:PORT` or `unix:PATH` stays on this host."""
+    if address.startswith("unix:"):
+        return True
+    host = address.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

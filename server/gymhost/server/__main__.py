@@ -9,6 +9,7 @@ import os
 import sys
 
 from gymhost.server.config import ServerConfig
+from gymhost.server.front import leftovers
 from gymhost.server.server import Server, run
 from gymhost.wire.errors import Error
 
@@ -33,6 +34,9 @@ def main() -> None:
         run(ServerConfig.from_dict(json.loads(line)), on_ready=on_ready, parent_fd=parent)
     except Error as error:
         sys.exit(f"gymhost: {error}")
+    finally:
+        # The folder of an embedded one is its client's to remove, unless that was killed.
+        leftovers.clear_embedded()
 
 
 if __name__ == "__main__":

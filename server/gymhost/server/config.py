@@ -1,7 +1,6 @@
 """How a server is set up: the same settings by keyword, by TOML file and by the options of `gymhost serve`."""
 
 import dataclasses
-import ipaddress
 import math
 import os
 import re
@@ -9,14 +8,20 @@ import tomllib
 from pathlib import Path
 from typing import Any, cast
 
+from gymhost.server.tokens import is_hash, parse_owner
 from gymhost.wire import limits
 from gymhost.wire.attributes import is_public
 from gymhost.wire.errors import InvalidArgument
+from gymhost.wire.host import is_loopback
 
 __all__ = ["LOG_LEVELS", "SANDBOXES", "ServerConfig", "parse_size", "read_file"]
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 SANDBOXES = ("bubblewrap", "docker", "local")
+# Settings that name a file.
+FILES = ("token_file", "tls_cert", "tls_key", "tls_client_ca")
+# What an identity may have a quota of.
+QUOTAS = ("sessions", "queued", "streams")
 
 _UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
@@ -43,15 +48,40 @@ class ServerConfig:
             methods, by patterns of ids; `*` stands for all names without a leading underscore.
         wrappers: What clients may have put around environments beyond Gymnasium's own safe wrappers: `module:Class`, or
             `*` for any class that the workers can import.
-        tokens: The bearer tokens that are let in, each with the name of its identity. Without any, everybody is let in.
+        replayable: Patterns of the ids of environments whose sessions can be recovered and that do not say so: the same
+            commands after the same seeded reset give the same replies, in another process too.
+        tokens: The hashes of bearer tokens that are let in (`sha256:HEX`), each with the name of its identity and its
+            role (`NAME` or `NAME ROLE`). Without any, a token file or `tls_client_ca` everybody is let in.
+        token_file: A file with more of them, a line each, which is read again when it changes.
+        tls_cert: The server's certificate and those between it and its authority, in PEM: clients must speak TLS. This
+            file and the next two are read again when they change.
+        tls_key: The key of that certificate, in PEM and without a password.
+        tls_client_ca: The authorities of clients' certificates, in PEM: a client must have one (mutual TLS). Where no
+            token is wanted, the common name of the certificate is its identity.
         insecure: Listen beyond loopback without a token.
         capacity: The most sessions at once; a create beyond it waits.
         queue_timeout: How long a create waits for a place where its caller names no limit.
+        queue_length: The most creates that wait for places; one beyond it is refused at once.
+        quota_sessions: The most sessions of one identity at once, each copy of a vector session counted; a create
+            beyond it waits. 0 means no quota, here and below.
+        quota_queued: The most creates of one identity that wait.
+        quota_streams: The most streams of one identity.
+        quotas: Quotas of single identities in place of these: for each the names `sessions`, `queued` and `streams`.
         lease: How long a session outlives the last sign of its client.
         heartbeat: How often clients should give a sign.
         max_payload: The largest action or observation.
         grace: How long running commands get when the server is stopped, and the sessions of a worker with a stuck step.
+        drain: How long sessions go on after SIGTERM; the server takes no new ones meanwhile, and stops when the last one
+            has ended.
         worker_liveness: How long a worker may be silent, as when a step never lets go of the GIL, before it is killed.
+        worker_max_age: The age at which a worker is renewed: another takes its place, and it ends with its last session.
+            0 means at no age, and so for the next two.
+        worker_max_memory: The memory of a worker and of what it has started at which it is renewed; at half as much
+            again it is killed, and its sessions are lost.
+        worker_max_sessions: After about how many sessions a worker is renewed.
+        quarantine_deaths: After how many workers that ended under an environment its new sessions get workers of their
+            own, and after how many of these, one after the other, it is refused for a tenth of the window. 0: never.
+        quarantine_window: Within which time.
         sandbox: What environments' sandboxes are made by: `bubblewrap`, `docker`, `local` (which contains nothing), or
             `module:Class` for a backend of one's own.
         sandbox_options: Keyword arguments for the backend, such as `runtime` for `docker`.
@@ -66,15 +96,31 @@ class ServerConfig:
     paths: tuple[str, ...] = ()
     attributes: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict[str, tuple[str, ...]])
     wrappers: tuple[str, ...] = ()
-    tokens: dict[str, str] = dataclasses.field(default_factory=dict[str, str], repr=False)
+    replayable: tuple[str, ...] = ()
+    tokens: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
+    token_file: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_client_ca: str = ""
     insecure: bool = False
     capacity: int = 32768
     queue_timeout: float = 60.0
+    queue_length: int = 4096
+    quota_sessions: int = 0
+    quota_queued: int = 0
+    quota_streams: int = 0
+    quotas: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict[str, dict[str, int]])
     lease: float = limits.LEASE_SECONDS
     heartbeat: float = limits.HEARTBEAT_SECONDS
     max_payload: int = limits.MAX_PAYLOAD
     grace: float = 10.0
+    drain: float = 20.0
     worker_liveness: float = 30.0
+    worker_max_age: float = 0.0
+    worker_max_memory: int = 0
+    worker_max_sessions: int = 0
+    quarantine_deaths: int = 3
+    quarantine_window: float = 600.0
     sandbox: str = "bubblewrap"
     sandbox_options: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     sandbox_creations: int = 8
@@ -91,16 +137,28 @@ class ServerConfig:
         above_0 = (
             "capacity",
             "queue_timeout",
+            "queue_length",
             "lease",
             "heartbeat",
             "max_payload",
             "sandbox_creations",
             "worker_liveness",
+            "quarantine_window",
         )
         for name in above_0:
             if not 0 < getattr(self, name) < math.inf:
                 raise InvalidArgument(f"{name} must be above 0, not {getattr(self, name)}")
-        for name in ("workers", "grace", "sandbox_spares"):
+        for name in (
+            "workers",
+            "grace",
+            "drain",
+            "worker_max_age",
+            "worker_max_memory",
+            "worker_max_sessions",
+            "quarantine_deaths",
+            "sandbox_spares",
+            *(f"quota_{name}" for name in QUOTAS),
+        ):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InvalidArgument(f"{name} must not be negative, not {getattr(self, name)}")
         if self.max_payload < limits.FRAME_BYTES:
@@ -109,6 +167,12 @@ class ServerConfig:
             )
         if self.lease < 2 * self.heartbeat:
             raise InvalidArgument(f"lease ({self.lease:g} s) must be at least twice heartbeat ({self.heartbeat:g} s)")
+        for identity, given in self.quotas.items():
+            for name, most in given.items():
+                if name not in QUOTAS or most < 0:
+                    raise InvalidArgument(
+                        f"the quotas of {identity!r} are {', '.join(QUOTAS)}, each a number from 0, not {name} = {most}"
+                    )
         for pattern, names in self.attributes.items():
             if private := [name for name in names if not is_public(name)]:
                 raise InvalidArgument(
@@ -122,11 +186,38 @@ class ServerConfig:
             raise InvalidArgument(f"sandbox must be one of {known}, or MODULE:CLASS, not {self.sandbox!r} (--sandbox)")
         if self.log_level not in LOG_LEVELS:
             raise InvalidArgument(f"log_level must be one of {', '.join(LOG_LEVELS)}, not {self.log_level!r}")
-        if not self.tokens and not self.insecure and not _is_loopback(self.address):
+        self._check_callers()
+
+    def quota(self, name: str, identity: str) -> int:
+        """A quota of an identity; 0 where there is none."""
+        general: int = getattr(self, f"quota_{name}")
+        return self.quotas.get(identity, {}).get(name, general)
+
+    def _check_callers(self) -> None:
+        for hashed, owner in self.tokens.items():
+            # What stands there may be the token itself, and stays out of the message.
+            if not is_hash(hashed):
+                raise InvalidArgument(
+                    f"the token of {owner!r} must be given as its hash, sha256:HEX; `gymhost token NAME` makes both"
+                )
+            try:
+                parse_owner(owner)
+            except ValueError as error:
+                raise InvalidArgument(f"a token is of NAME or NAME ROLE, not of {owner!r}: {error}") from None
+        if bool(self.tls_cert) != bool(self.tls_key) or (self.tls_client_ca and not self.tls_cert):
+            raise InvalidArgument("TLS wants both --tls-cert and --tls-key; --tls-client-ca goes with them")
+        if self.tls_cert and self.address.startswith("unix:"):
+            raise InvalidArgument("what goes over a Unix socket leaves the host's kernel nowhere: TLS is for HOST:PORT")
+        if not (self.is_closed or self.insecure or is_loopback(self.address)):
             raise InvalidArgument(
                 f"{self.address} can be reached from other machines: set a token (--token-file, or tokens in the "
-                "configuration), or say --insecure to let everybody in"
+                "configuration) or --tls-client-ca, or say --insecure to let everybody in"
             )
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether callers must show a token or a certificate."""
+        return bool(self.tokens or self.token_file or self.tls_client_ca)
 
     @property
     def worker_count(self) -> int:
@@ -151,10 +242,12 @@ class ServerConfig:
                 value = tuple(cast(list[Any], value))
             elif wanted is float and type(value) is int:
                 value = float(value)
-            elif key == "max_payload" and isinstance(value, str):
+            elif key in ("max_payload", "worker_max_memory") and isinstance(value, str):
                 value = parse_size(value)
             if key == "attributes":
                 value = _name_lists(value)
+            elif key == "quotas":
+                value = _quotas(value)
             elif type(value) is not wanted or not _holds_texts(value):
                 raise InvalidArgument(f"{key} must be {_KINDS[wanted]}, not {value!r}")
             taken[key] = value
@@ -164,7 +257,8 @@ class ServerConfig:
 def read_file(path: Path) -> dict[str, Any]:
     """Reads a TOML file whose top-level keys are the attributes' names, for `ServerConfig.from_dict`.
 
-    Folders in `paths` are taken from the file's own folder on. A size may be a text, such as "64MiB".
+    Folders in `paths`, and the files that settings name, are taken from the file's own folder on. A size may be a text,
+    such as "64MiB".
 
     Raises:
         InvalidArgument: The file can't be read.
@@ -176,6 +270,9 @@ def read_file(path: Path) -> dict[str, Any]:
     folders = settings.get("paths")
     if isinstance(folders, list) and _holds_texts(folders):
         settings["paths"] = [str(path.parent.resolve() / folder) for folder in cast(list[str], folders)]
+    for name in FILES:
+        if settings.get(name) and isinstance(settings[name], str):
+            settings[name] = str(path.parent.resolve() / settings[name])
     return settings
 
 
@@ -208,6 +305,14 @@ def _name_lists(value: Any) -> dict[str, tuple[str, ...]]:
     return {pattern: tuple(names) for pattern, names in cast(dict[str, list[str]], value).items()}
 
 
+def _quotas(value: Any) -> dict[str, dict[str, int]]:
+    quotas = cast(dict[str, Any], value) if isinstance(value, dict) else {"": None}
+    for table in quotas.values():
+        if not isinstance(table, dict) or not all(type(each) is int for each in cast(dict[str, Any], table).values()):
+            raise InvalidArgument(f"quotas must be a table of numbers for each identity, not {value!r}")
+    return quotas
+
+
 def _check_address(address: str) -> None:
     kind, _, rest = address.partition(":")
     if kind == "unix" and rest:
@@ -215,15 +320,3 @@ def _check_address(address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise InvalidArgument(f"an address is HOST:PORT or unix:PATH, not {address!r} (--address)")
-
-
-def _is_loopback(address: str) -> bool:
-    if address.startswith("unix:"):
-        return True
-    host = address.rpartition(":")[0].strip("[]")
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

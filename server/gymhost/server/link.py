@@ -9,6 +9,7 @@ lane that was given up, and UNAVAILABLE on lane 0 when the worker asks for no ne
 
 import dataclasses
 import json
+import os
 from typing import Any
 
 # On the lane that the new session gets: payload CreateSessionRequest, whose key the front has replaced by the session's
@@ -16,7 +17,7 @@ from typing import Any
 CREATE = 1001
 # Lane 0: no payload, reply ListEnvironmentsResponse.
 CATALOG = 1002
-# Lane 0: payload GetEnvironmentRequest, reply GetEnvironmentResponse.
+# On a lane of its own, which nothing else is on: payload GetEnvironmentRequest, reply GetEnvironmentResponse.
 DESCRIBE = 1003
 # On a lane, numbered by the front, when a stream has attached it: a client that drives it past gRPC is told DETACHED.
 # No payload, reply Attached.
@@ -26,8 +27,12 @@ INFO = 1005
 # Lane 0, the number is that of a channel whose stream has ended: no payload, no reply.
 FORGET_CHANNEL = 1006
 
-# Lane 0: payload ListTasksRequest, reply ListTasksResponse.
+# As DESCRIBE: payload ListTasksRequest, reply ListTasksResponse.
 TASKS = 1007
+# On a lane and numbered on it, in place of a client's FORK that the front can't have run: payload a Reply, with the code
+# and the payload to answer it with. The payload of a FORK is a ForkResult here, with the ids, lanes and tokens of the
+# sessions to make, which are the front's to give. Of those that are not made it is told by a SESSION_CLOSED on their lanes.
+REPLY = 1008
 
 # Seconds that all environments of a worker together get to close when the worker ends.
 CLOSE_ALL_LIMIT = 10.0
@@ -38,45 +43,59 @@ EXIT_OVERRUN = 75
 
 @dataclasses.dataclass(frozen=True)
 class WorkerConfig:
-    """What a worker is told at its start, as JSON on its command line.
+    """What a worker is told at its start, as JSON on its standard input: every user of a machine sees command lines.
 
     Attributes:
         number: The worker's number, which is the upper half of its lanes.
         link_fd: The descriptor of its end of the link.
         direct_path: Where to listen for clients on the same host.
         alive_fd: The descriptor that it writes a byte to every second.
+        board_fd: The memory of its `Board`.
         modules: Modules to import, whose environments are then hosted.
         paths: Folders to put on the import path.
         attributes: Patterns of ids, each with the names of the attributes that clients may reach.
         wrappers: Wrappers that clients may ask for beyond Gymnasium's, as `module:Class`.
+        replayable: Patterns of the ids of environments that are replayable and do not say so.
         max_payload: The largest payload, in bytes.
         loop_limit: Seconds that the worker's event loop may stand still before the worker ends itself.
         grace: Seconds that a worker with a stuck step goes on for the sake of its other sessions.
         sandboxes: How the sandboxes of its environments are made: what `gymhost.envs.sandboxing.Settings` has.
+        clears: Whether it clears away what sandboxes of servers left that were killed.
     """
 
     number: int
     link_fd: int
     alive_fd: int
+    board_fd: int
     direct_path: str
     modules: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
     attributes: tuple[tuple[str, tuple[str, ...]], ...] = ()
     wrappers: tuple[str, ...] = ()
+    replayable: tuple[str, ...] = ()
     max_payload: int = 64 * 1024 * 1024
     loop_limit: float = 60.0
     grace: float = 60.0
     sandboxes: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    clears: bool = False
 
-    def to_json(self) -> str:
-        """The configuration as one line of JSON."""
-        return json.dumps(dataclasses.asdict(self))
 
-    @classmethod
-    def from_json(cls, text: str) -> "WorkerConfig":
-        """Reads what `to_json` wrote."""
-        fields = json.loads(text)
-        for name in ("modules", "paths", "wrappers"):
-            fields[name] = tuple(fields[name])
-        fields["attributes"] = tuple((pattern, tuple(names)) for pattern, names in fields["attributes"])
-        return cls(**fields)
+def write_config(config: WorkerConfig) -> int:
+    """Returns a descriptor of a file in memory that has a configuration, to be a worker's standard input."""
+    descriptor = os.memfd_create("gymhost-worker")
+    os.write(descriptor, json.dumps(dataclasses.asdict(config)).encode())
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def read_config() -> WorkerConfig:
+    """Reads what `write_config` wrote from standard input, which is empty from then on."""
+    with open(0, closefd=False) as file:
+        fields = json.load(file)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    for name in ("modules", "paths", "wrappers", "replayable"):
+        fields[name] = tuple(fields[name])
+    fields["attributes"] = tuple((pattern, tuple(names)) for pattern, names in fields["attributes"])
+    return WorkerConfig(**fields)

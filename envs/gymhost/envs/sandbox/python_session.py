@@ -1,6 +1,7 @@
 """A persistent Python: what a piece of code defines is there for the next one."""
 
 import base64
+import copy
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gymhost.envs.sandbox.channel import Reply, Stop
 from gymhost.envs.sandbox.commands import (
@@ -76,6 +78,8 @@ class PythonSession:
 
     Code sees empty standard input. What it leaves running in the background goes on; what that writes then is part of
     the output of the next piece.
+
+    Copied with what holds it, where a session is forked, it is a fresh one in the fork of its sandbox.
     """
 
     def __init__(self, commands: Commands, owner: object, executable: str) -> None:
@@ -88,6 +92,8 @@ class PythonSession:
         self._watched: Watched | None = None
         self._started = 0.0
         self._closed = False
+        # Whether it stands for one in another sandbox, whose variables it does not have; its first result says so.
+        self._is_copy = False
 
     async def run(self, code: str, *, timeout: float = TIMEOUT, output_limit: int = OUTPUT_LIMIT) -> PythonResult:
         """Runs a piece of code, in which `await` may stand outside of functions, as in a notebook.
@@ -122,6 +128,7 @@ class PythonSession:
             restarted = watched is not None and watched.channel.ended
             if watched is None or restarted:
                 watched = await self._start()
+            restarted, self._is_copy = restarted or self._is_copy, False
             self._started = time.monotonic()
             reply = await watched.channel.call(
                 lambda nonce: f"{nonce} run {len(source)} {output_limit}\n".encode() + source,
@@ -169,6 +176,12 @@ class PythonSession:
         """
         async with self._turn:
             await self._start()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "PythonSession":
+        owner: Any = copy.deepcopy(self._owner, memo)
+        twin = PythonSession(owner._commands, owner, self._executable)
+        twin._closed, twin._is_copy = self._closed, True
+        return twin
 
     async def _start(self) -> Watched:
         if self._watched is not None:

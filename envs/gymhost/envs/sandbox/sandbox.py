@@ -4,8 +4,9 @@ import asyncio
 import builtins
 import weakref
 from collections.abc import Mapping, Sequence
+from contextvars import Context
 from pathlib import PurePath
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from gymhost.envs.sandbox.backend import Container
 from gymhost.envs.sandbox.commands import OUTPUT_LIMIT, TIMEOUT, Commands
@@ -364,12 +365,16 @@ class Sandbox:
         """
         await self._commands.halt()
 
-    async def fork(self, number: int = 1, *, timeout: float = SNAPSHOT_TIMEOUT) -> "builtins.list[Sandbox]":
+    async def fork(
+        self, number: int = 1, *, timeout: float = SNAPSHOT_TIMEOUT, contexts: Sequence[Context] | None = None
+    ) -> "builtins.list[Sandbox]":
         """Makes sandboxes that begin with the files of this one. What runs in this one does not run in them.
 
         Args:
             number: How many.
             timeout: Seconds that it may take to keep the files, and then to make all of them.
+            contexts: What each is made in, which on a server says the session that it belongs to; None for the
+                caller's.
 
         Raises:
             CapacityExhausted: The time passed before there was room for them.
@@ -382,7 +387,10 @@ class Sandbox:
         if number < 1:
             raise InvalidArgument(f"the number of forks must be at least 1, not {number}")
         snapshot = await self.snapshot(timeout=timeout)
-        makings = [asyncio.create_task(self._make(snapshot, timeout)) for _ in range(number)]
+        makings = [
+            asyncio.create_task(self._make(snapshot, timeout), context=context)
+            for context in contexts or [None] * number
+        ]
         try:
             return await asyncio.gather(*makings)
         except BaseException:
@@ -416,6 +424,10 @@ class Sandbox:
         self._commands.close()
         self._container.kill()
         self._end.detach()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        # Where what holds it is forked, the memo has the fork.
+        raise TypeError("a sandbox is not copied, but forked: await sandbox.fork()")
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,8 +1,10 @@
 """A persistent shell: variables and the working folder last from one command to the next."""
 
+import copy
 import dataclasses
 import re
 import time
+from typing import Any
 
 from gymhost.envs.sandbox.channel import Reply, Stop
 from gymhost.envs.sandbox.commands import KILLED, OUTPUT_LIMIT, TIMEOUT, Commands, Watched, check_limits, quote
@@ -26,6 +28,8 @@ class Shell:
 
     Commands get no standard input. What a command leaves running in the background goes on; what it writes then is part
     of the output of the command after it.
+
+    Copied with what holds it, where a session is forked, it is a fresh one in the fork of its sandbox.
     """
 
     def __init__(self, commands: Commands, owner: object) -> None:
@@ -109,6 +113,14 @@ class Shell:
         """
         async with self._turn:
             await self._ready()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Shell":
+        owner: Any = copy.deepcopy(self._owner, memo)
+        twin = Shell(owner._commands, owner)
+        twin._closed = self._closed
+        # It is started with its first command, which says so.
+        twin._lost = True
+        return twin
 
     async def _ready(self) -> Watched:
         """Returns the shell, started or brought to order if need be."""

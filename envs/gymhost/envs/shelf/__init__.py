@@ -10,6 +10,7 @@ register(
     disable_env_checker=True,
     step_timeout=10.0,
     reset_timeout=10.0,
+    replayable=True,
     description="Answers every text with the same text: for trying out a server.",
 )
 register(
@@ -20,6 +21,7 @@ register(
     disable_env_checker=True,
     step_timeout=10.0,
     reset_timeout=10.0,
+    replayable=True,
     description="Find a hidden number with a tool that says whether a guess is too low or too high.",
 )
 register(
@@ -30,6 +32,7 @@ register(
     disable_env_checker=True,
     step_timeout=10.0,
     reset_timeout=10.0,
+    replayable=True,
     description="Find a hidden word of five letters; each guess is answered letter by letter.",
 )
 register(
@@ -40,6 +43,7 @@ register(
     disable_env_checker=True,
     step_timeout=10.0,
     reset_timeout=10.0,
+    replayable=True,
     description="Connect Four against an opponent that looks a move ahead.",
 )
 register(
@@ -50,6 +54,7 @@ register(
     disable_env_checker=True,
     step_timeout=30.0,
     reset_timeout=30.0,
+    replayable=True,
     description="Answer questions over several articles with a search engine over a world that is made up.",
 )
 # What these import, and how long it may take to make or to compare, is not theirs to say: each session has a thread.
@@ -60,6 +65,7 @@ register(
     disable_env_checker=True,
     step_timeout=60.0,
     reset_timeout=60.0,
+    replayable=True,
     description="Solve mathematical problems with exact answers, with a calculator. Needs the extra shelf.",
 )
 register(
@@ -69,6 +75,7 @@ register(
     disable_env_checker=True,
     step_timeout=60.0,
     reset_timeout=60.0,
+    replayable=True,
     description="The tasks of reasoning-gym: datasets=... names them. Needs the extra shelf.",
 )
 register(
@@ -78,9 +85,11 @@ register(
     disable_env_checker=True,
     step_timeout=60.0,
     reset_timeout=60.0,
+    replayable=True,
     description="Games of TextArena for one player: game=... names it. Needs the extra shelf.",
 )
-# Each of these works in sandboxes; a worker may have many such sessions, which wait most of the time.
+# Each of these works in sandboxes; a worker may have many such sessions, which wait most of the time. What runs there
+# may tell the time, so they are not replayable.
 register(
     id="gymhost/Terminal-v0",
     entry_point="gymhost.envs.shelf.terminal:Terminal",

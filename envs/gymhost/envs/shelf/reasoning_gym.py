@@ -4,7 +4,7 @@ import ast
 import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from gymhost.envs.rubrics import rubric
 from gymhost.envs.shelf.calculator import CalculatorError, calculate
@@ -109,9 +109,9 @@ class ReasoningGym(ToolEnv):
         strange = [name for name in options if name not in self.datasets]
         if strange or not self.datasets:
             raise ValueError(f"options are for datasets that are played, not for {', '.join(strange) or 'none'}")
-        self._made = {
-            name: _dataset(name, options[name]) if options.get(name) else _usual_dataset(name) for name in self.datasets
-        }
+        self._made = _Datasets()
+        for name in self.datasets:
+            self._made[name] = _dataset(name, options[name]) if options.get(name) else _usual_dataset(name)
 
     def tasks(self) -> dict[str, Tasks]:
         """Returns the splits: no question is in both."""
@@ -168,6 +168,13 @@ class ReasoningGym(ToolEnv):
             if (hashlib.sha256(question.encode()).digest()[0] % _HELD_OUT == 0) == held_out:
                 return {"dataset": name, "question": question, "entry": entry}
         raise ValueError(f"the dataset {name!r} has too few different questions for two splits")
+
+
+class _Datasets(dict[str, Any]):
+    """Datasets by their names. A fork has the same ones: nothing changes them."""
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
 
 
 @functools.cache

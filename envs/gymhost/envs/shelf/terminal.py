@@ -4,7 +4,7 @@ import asyncio
 import os
 from os import PathLike
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, Protocol, Self
 
 from pydantic import Field
 
@@ -18,6 +18,7 @@ from gymhost.envs.tasks import Task, Tasks
 from gymhost.envs.toolenv import ToolEnv
 from gymhost.envs.tools import ToolError, tool
 from gymhost.envs.turns import Turn
+from gymhost.wire.errors import Unimplemented
 
 __all__ = ["Terminal"]
 
@@ -191,6 +192,12 @@ class _Generated:
         self.text = of.text
         self.seconds = _SECONDS
         self._start = of.start
+
+    def __deepcopy__(self, memo: object) -> Self:
+        # Nothing changes it but what a chore about processes knows of those that run.
+        if any(want.live for want in self._start.wants):
+            raise Unimplemented("this chore is about processes that run in its sandbox: they are no part of a fork")
+        return self
 
     async def begin(self) -> Sandbox:
         start = self._start

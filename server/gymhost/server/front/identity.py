@@ -1,47 +1,146 @@
-"""Who is calling: bearer tokens and the identities they stand for."""
+"""Who is calling, and what that caller may do: bearer tokens, certificates, roles."""
 
-import hashlib
 import hmac
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-from gymhost.wire.errors import Unauthenticated
+from gymhost.server.config import ServerConfig
+from gymhost.server.tokens import Owner, Role, hash_of, parse_owner
+from gymhost.v1 import environments_pb2 as pb
+from gymhost.wire.errors import PermissionDenied, Unauthenticated
 
 # Everybody, on a server without tokens.
-ANYBODY = "anybody"
+ANYBODY = Owner("anybody")
+
+# The role that each RPC wants at least.
+RPC_ROLES = {
+    "ListEnvironments": Role.READ_ONLY,
+    "GetEnvironment": Role.READ_ONLY,
+    "ListTasks": Role.READ_ONLY,
+    "GetSession": Role.READ_ONLY,
+    "ListSessions": Role.READ_ONLY,
+    # What its commands want is said below.
+    "Interact": Role.READ_ONLY,
+    "CreateSession": Role.USER,
+    "CloseSession": Role.USER,
+    "Reset": Role.USER,
+    "Step": Role.USER,
+    "CallTool": Role.USER,
+    "Render": Role.USER,
+    "Evaluate": Role.USER,
+    "Fork": Role.USER,
+}
+# Of the commands on a stream all but these want the role `user`. Those that go on to a worker are not even looked at:
+# to have a lane, a stream must have created a session or attached one.
+READ_ONLY_COMMANDS = (pb.COMMAND_KIND_HELLO, pb.COMMAND_KIND_HEARTBEAT)
+
+
+class Caller(NamedTuple):
+    """Who makes a call.
+
+    Attributes:
+        identity: The name that sessions belong to.
+        role: What it may do.
+        credential: The hash of its token; empty without one.
+    """
+
+    identity: str
+    role: Role = Role.USER
+    credential: str = ""
+
+    def check(self, wanted: Role, what: str) -> None:
+        """Sees to it that the caller may do something.
+
+        Raises:
+            PermissionDenied: It may not.
+        """
+        if self.role < wanted:
+            raise PermissionDenied(
+                f"{what} is for the role {wanted.label!r}, and {self.identity!r} has {self.role.label!r} (gymhost "
+                "token --role)"
+            )
+
+    def check_command(self, kind: int) -> None:
+        """Sees to it that the caller may give a command of this kind on its stream.
+
+        Raises:
+            PermissionDenied: It may not.
+        """
+        if self.role < Role.USER and kind not in READ_ONLY_COMMANDS:
+            self.check(Role.USER, f"a command of kind {kind}")
 
 
 class Identities:
-    """Checks tokens. Only their hashes are kept.
+    """Decides who is let in. Of tokens only hashes are known.
+
+    A server that asks for certificates and knows no tokens takes the certificate's common name for the identity, or
+    where that is empty its first alternative name. One that knows tokens wants one whatever the certificate is.
 
     Args:
-        tokens: Each token with the name of its identity; none lets everybody in as one identity.
+        config: The server's settings.
+        owners: Whom the tokens of the token file stand for.
     """
 
-    def __init__(self, tokens: Mapping[str, str]) -> None:
-        self._hashes = [(_hash(token), name) for token, name in tokens.items()]
+    def __init__(self, config: ServerConfig, owners: Mapping[str, Owner]) -> None:
+        self._of_settings = {hashed: parse_owner(owner) for hashed, owner in config.tokens.items()}
+        self.wants_token = bool(config.tokens or config.token_file)
+        self._wants_certificate = bool(config.tls_client_ca)
+        self._owners: dict[str, Owner] = {}
+        # Names that lost the last token with which they might have sessions while the server ran.
+        self.revoked: set[str] = set()
+        self.replace(owners)
 
-    def of(self, metadata: Sequence[tuple[str, str | bytes]] | None) -> str:
-        """The identity of a call with this metadata.
+    def replace(self, owners: Mapping[str, Owner]) -> None:
+        """Takes what the token file has now."""
+        before = self._users()
+        self._owners = {**owners, **self._of_settings}
+        self.revoked = (self.revoked | before) - self._users()
+
+    def admit(self, context: Any, rpc: str) -> Caller:
+        """Lets the caller of an RPC in.
+
+        Args:
+            context: gRPC's context of the call.
+            rpc: The RPC's name.
 
         Raises:
-            Unauthenticated: It has no token, or not a valid one.
+            Unauthenticated: It has no token or certificate, or not a valid one.
+            PermissionDenied: Its role is not enough for the RPC.
         """
-        if not self._hashes:
-            return ANYBODY
-        header = next((value for key, value in metadata or () if key == "authorization"), None)
+        caller = self._of(context)
+        caller.check(RPC_ROLES[rpc], rpc)
+        return caller
+
+    def is_valid(self, caller: Caller) -> bool:
+        """Whether somebody who was let in still would be, as the same and with the same role."""
+        return not caller.credential or self._owners.get(caller.credential) == (caller.identity, caller.role)
+
+    def _users(self) -> set[str]:
+        return {owner.name for owner in self._owners.values() if owner.role >= Role.USER}
+
+    def _of(self, context: Any) -> Caller:
+        if not self.wants_token:
+            return Caller(_name_of(context.auth_context())) if self._wants_certificate else Caller(*ANYBODY)
+        header = next((value for key, value in context.invocation_metadata() or () if key == "authorization"), None)
         if header is None:
             raise Unauthenticated("this server wants a token: connect(..., token=...) or GYMHOST_TOKEN")
         text = header.decode(errors="replace") if isinstance(header, bytes) else header
         scheme, _, token = text.partition(" ")
-        given = _hash(token)
+        given = hash_of(token)
         found = None
-        for known, name in self._hashes:
+        # All of them, however early one is found: how long it takes tells nothing.
+        for known, owner in self._owners.items():
             if hmac.compare_digest(known, given):
-                found = name
+                found = owner
         if scheme.lower() != "bearer" or found is None:
-            raise Unauthenticated("the token is not valid on this server")
-        return found
+            raise Unauthenticated("the token is not valid on this server, or was revoked")
+        return Caller(*found, given)
 
 
-def _hash(token: str) -> bytes:
-    return hashlib.sha256(token.encode()).digest()
+def _name_of(auth: Mapping[str, Any]) -> str:
+    """The identity that a certificate which gRPC has verified is for."""
+    for key in ("x509_common_name", "x509_subject_alternative_name"):
+        for value in auth.get(key) or ():
+            if name := bytes(value).decode(errors="replace"):
+                return name
+    raise Unauthenticated("the client's certificate has neither a common name nor an alternative one")

@@ -2,21 +2,26 @@
 
 import asyncio
 import logging
-import shutil
-import tempfile
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from gymhost.server import link
 from gymhost.server.config import ServerConfig
+from gymhost.server.front.leftovers import WORKERS_PREFIX
+from gymhost.server.front.quarantine import Quarantine
 from gymhost.server.front.workers import START_LIMIT, Worker, WorkerEvents
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors
+from gymhost.wire.folders import HeldFolder
 
 log = logging.getLogger("gymhost.server")
 
 # The most seconds between two tries to replace a worker that dies as it starts.
 MAX_BACKOFF = 30.0
+
+# Workers of their own that environments in quarantine get, by the number of shared ones: beyond that the sessions of
+# one environment share them.
+APART = 8
 
 
 class WorkerPool:
@@ -31,7 +36,9 @@ class WorkerPool:
         self._config = config
         self._events = events
         # Where the workers listen for clients on this host; nobody else can open it.
-        self.folder = Path(tempfile.mkdtemp(prefix="gymhost-workers-"))
+        self._held = HeldFolder(WORKERS_PREFIX)
+        self.folder = self._held.path
+        self.quarantine = Quarantine(config)
         self._numbers = 0
         self.stopping = False
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -41,13 +48,18 @@ class WorkerPool:
         self.problems: list[str] = []
         self._ready = asyncio.Event()
 
-    async def start(self) -> None:
+    async def start(self, *, clears: bool = False) -> None:
         """Starts the shared workers.
+
+        Args:
+            clears: Whether one of them clears away what sandboxes of servers left that were killed.
 
         Raises:
             ServerUnavailable: A worker could not start.
         """
-        first, *_ = await asyncio.gather(*(self._start_one() for _ in range(self._config.worker_count)))
+        first, *_ = await asyncio.gather(
+            *(self._start_one(clears=clears and not number) for number in range(self._config.worker_count))
+        )
         self.catalog = {info.environment_id: info for info in first.environments}
         self.problems = list(first.problems)
 
@@ -57,30 +69,68 @@ class WorkerPool:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*(worker.stop(limit) for worker in list(self.workers.values())))
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.remove_folder()
 
-    async def pick(self, *, dedicated: bool, places: int = 1) -> Worker:
+    def remove_folder(self) -> None:
+        """Removes the folder where the workers listen."""
+        self._held.remove()
+
+    @property
+    def shared(self) -> list[Worker]:
+        """The workers that take new sessions of all environments, the oldest first."""
+        return [w for w in self.workers.values() if w.ready and not w.closing and not w.dedicated]
+
+    async def pick(self, info: pb.EnvironmentInfo, places: int = 1, *, lasts: bool = True) -> Worker:
         """The worker for a new session: the one with the fewest, or one of its own.
 
         Args:
-            dedicated: Whether it gets one of its own.
+            info: The environment; one that is to be isolated, or is in quarantine, gets a worker of its own.
             places: How many sessions it counts as.
+            lasts: Whether it is for a session, and not to look at an environment for a moment.
 
         Raises:
+            EnvironmentFault: The environment has killed so many that it is refused for now.
             ServerUnavailable: There is none, and none came up in time.
         """
-        if dedicated:
-            worker = self._new(dedicated=True)
-            await worker.start()
+        environment_id = info.environment_id
+        self.quarantine.admit(environment_id)
+        if lasts and info.isolation == pb.ISOLATION_PROCESS:
+            worker = await self._start_apart(info)
+        elif self.quarantine.holds(environment_id):
+            worker = await self._pick_apart(info)
         else:
-            worker = self._least_loaded() or await self._wait_for_one()
+            worker = min(self.shared, key=_load, default=None) or await self._wait_for(lambda: self.shared)
         worker.sessions += places
+        worker.placed += 1
         return worker
 
     def release(self, worker: Worker, places: int = 1) -> None:
-        """Ends what `pick` began; a dedicated worker ends with its session."""
+        """Ends what `pick` began; a dedicated worker, or one whose place was taken, ends with its last session."""
         worker.sessions -= places
-        if worker.dedicated and not worker.closing:
+        if worker.dedicated and not (worker.dead or worker.tainted):
+            self.quarantine.ended_well(worker.environment_id)
+        if worker.sessions == 0 and (worker.retired or (worker.dedicated and not worker.closing)):
+            self._keep(worker.stop(link.CLOSE_ALL_LIMIT + 5))
+
+    async def renew(self, worker: Worker, reason: str) -> None:
+        """Has another worker take the place of one, which ends when its last session has left.
+
+        Args:
+            worker: The one.
+            reason: Why.
+
+        Raises:
+            ServerUnavailable: The other one could not start; this one goes on.
+        """
+        log.info("worker %d is renewed: %s", worker.number, reason)
+        await self._start_one()
+        if worker.closing:
+            # It has died meanwhile, and one more was started in its place.
+            if len(self.shared) + self._starting <= self._config.worker_count:
+                return
+            worker = min(self.shared, key=_load)
+        worker.retire(reason)
+        if worker.sessions == 0:
             self._keep(worker.stop(link.CLOSE_ALL_LIMIT + 5))
 
     def forget(self, worker: Worker) -> None:
@@ -90,19 +140,37 @@ class WorkerPool:
 
     def replace(self, worker: Worker) -> None:
         """Starts another worker where this one gets no more sessions."""
-        live = sum(w.ready and not w.closing and not w.dedicated for w in self.workers.values())
-        if not worker.dedicated and not self.stopping and live + self._starting < self._config.worker_count:
+        live = len(self.shared) + self._starting
+        if not worker.dedicated and not self.stopping and live < self._config.worker_count:
             self._starting += 1
             self._keep(self._start_again())
 
-    def _least_loaded(self) -> Worker | None:
-        open_ones = [w for w in self.workers.values() if w.ready and not w.closing and not w.dedicated]
-        return min(open_ones, key=_load, default=None)
+    async def _start_apart(self, info: pb.EnvironmentInfo) -> Worker:
+        worker = self._new(dedicated=True)
+        worker.environment_id = info.environment_id
+        worker.isolates = info.isolation == pb.ISOLATION_PROCESS
+        worker.memory_limit = info.memory_limit_bytes
+        await self._start(worker)
+        return worker
 
-    async def _wait_for_one(self) -> Worker:
+    async def _pick_apart(self, info: pb.EnvironmentInfo) -> Worker:
+        """A worker for an environment in quarantine: a new one, or where there are too many, one that it has."""
+        apart = [worker for worker in self.workers.values() if worker.dedicated and not worker.isolates]
+        if len(apart) < APART * self._config.worker_count:
+            return await self._start_apart(info)
+        return await self._wait_for(
+            lambda: [
+                worker
+                for worker in self.workers.values()
+                if worker.environment_id == info.environment_id and worker.ready and not worker.closing
+            ]
+        )
+
+    async def _wait_for(self, some: Callable[[], list[Worker]]) -> Worker:
+        """The least laden of some workers, once there is one."""
         try:
             async with asyncio.timeout(START_LIMIT):
-                while (worker := self._least_loaded()) is None:
+                while (worker := min(some(), key=_load, default=None)) is None:
                     self._ready.clear()
                     await self._ready.wait()
                 return worker
@@ -115,13 +183,18 @@ class WorkerPool:
         self.workers[worker.number] = worker
         return worker
 
-    async def _start_one(self) -> pb.ListEnvironmentsResponse:
-        worker = self._new(dedicated=False)
+    async def _start_one(self, *, clears: bool = False) -> pb.ListEnvironmentsResponse:
+        return await self._start(self._new(dedicated=False), clears=clears)
+
+    async def _start(self, worker: Worker, *, clears: bool = False) -> pb.ListEnvironmentsResponse:
         try:
-            return await worker.start()
+            return await worker.start(clears=clears)
         except errors.Error as error:
             why = f"a worker could not start: {error.message}"
             raise errors.ServerUnavailable(why, exception=error.exception, traceback=error.traceback) from None
+        except OSError as error:
+            self.workers.pop(worker.number, None)
+            raise errors.ServerUnavailable(f"a worker could not start: {error}") from error
         finally:
             self._ready.set()
 

@@ -8,17 +8,19 @@ from typing import Any, cast
 import grpc.aio
 
 from gymhost.server import link
-from gymhost.server.front.identity import Identities
+from gymhost.server.front.congestion import until_admitted
+from gymhost.server.front.identity import Caller, Identities, Role
 from gymhost.server.front.pool import WorkerPool
 from gymhost.server.front.sessions import Session, SessionTable, unknown_environment
 from gymhost.server.front.stream import Streams, as_error
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.v1 import environments_pb2_grpc as rpc
-from gymhost.wire import errors
+from gymhost.wire import errors, fields
 
 # Seconds to make an environment for its description.
 DESCRIBE_LIMIT = 300.0
-MAX_TASKS = 1000
+# The most unary calls at once, of all clients together.
+MAX_CALLS = 8192
 
 SERVICE = pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
 
@@ -68,26 +70,24 @@ class Service(rpc.EnvironmentServiceServicer):
         self._queue_timeout = queue_timeout
 
     @contextlib.asynccontextmanager
-    async def _caller(self, context: Context) -> AsyncGenerator[str, None]:
-        """Yields the caller's identity; an exception within ends the call with its status."""
+    async def _caller(self, context: Context, rpc: str) -> AsyncGenerator[Caller, None]:
+        """Yields who calls an RPC, if that one may; an exception within ends the call with its status."""
         try:
-            yield self._identities.of(context.invocation_metadata())  # pyright: ignore[reportArgumentType]
+            yield self._identities.admit(context, rpc)
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
         except Exception as raised:  # noqa: BLE001 - whatever it was, the caller is told in gymhost's way
-            error = as_error(raised)
-            code, message = errors.to_wire(error)
-            # Metadata has a limit of its own, and the traceback is the long part.
-            message.traceback = message.traceback[-3000:]
-            trailing = ((errors.CODE_KEY, str(code)), (errors.ERROR_KEY, message.SerializeToString()))
-            await context.abort(_STATUS[error.status], error.message[:1000], trailing)
+            await _abort(context, as_error(raised))
 
     async def Interact(  # noqa: N802 # pyright: ignore[reportIncompatibleMethodOverride] - it writes instead of yielding
         self, request_iterator: Any, context: Context
     ) -> None:
         """Serves a stream."""
-        async with self._caller(context) as identity:
-            await self._streams.serve(identity, context)
+        with self._streams.counted() as refusal:
+            async with self._caller(context, "Interact") as caller:
+                if refusal is not None:
+                    raise refusal
+                await self._streams.serve(caller, context)
 
     # -- discovery -----------------------------------------------------------------------------------------------------
 
@@ -95,16 +95,17 @@ class Service(rpc.EnvironmentServiceServicer):
         self, request: pb.ListEnvironmentsRequest, context: Context
     ) -> pb.ListEnvironmentsResponse:
         """Lists what the workers have registered."""
-        async with self._caller(context):
+        async with self._caller(context, "ListEnvironments"):
             infos = [info for id, info in self._pool.catalog.items() if id.startswith(request.prefix)]
-            return pb.ListEnvironmentsResponse(environments=infos, problems=self._pool.problems)
+            problems = [*self._pool.problems, *self._pool.quarantine.problems]
+            return pb.ListEnvironmentsResponse(environments=infos, problems=problems)
         raise AssertionError("unreachable")
 
     async def GetEnvironment(  # noqa: N802
         self, request: pb.GetEnvironmentRequest, context: Context
     ) -> pb.GetEnvironmentResponse:
         """Describes an environment by an instance that a worker makes."""
-        async with self._caller(context):
+        async with self._caller(context, "GetEnvironment"):
             return pb.GetEnvironmentResponse.FromString(await self._ask(link.DESCRIBE, request))
         raise AssertionError("unreachable")
 
@@ -112,20 +113,23 @@ class Service(rpc.EnvironmentServiceServicer):
         self, request: pb.ListTasksRequest, context: Context
     ) -> pb.ListTasksResponse:
         """Lists tasks of an environment by an instance that a worker makes."""
-        async with self._caller(context):
-            if not 0 < request.limit <= MAX_TASKS:
-                raise errors.InvalidArgument(f"limit is how many tasks at most, 1 to {MAX_TASKS}, not {request.limit}")
+        async with self._caller(context, "ListTasks"):
+            if not request.limit:
+                raise errors.InvalidArgument("limit is how many tasks at most, and must not be 0")
             return pb.ListTasksResponse.FromString(await self._ask(link.TASKS, request))
         raise AssertionError("unreachable")
 
     async def _ask(self, kind: int, request: pb.GetEnvironmentRequest | pb.ListTasksRequest) -> bytes:
         """Asks a worker what only an instance of an environment knows."""
-        if request.environment_id not in self._pool.catalog:
+        info = self._pool.catalog.get(request.environment_id)
+        if info is None:
             raise unknown_environment(request.environment_id, self._pool)
-        worker = await self._pool.pick(dedicated=False)
+        worker = await self._pool.pick(info, lasts=False)
+        lane = worker.new_lane()
+        worker.pending[lane] = request.environment_id
         try:
             async with asyncio.timeout(DESCRIBE_LIMIT):
-                return await worker.request(kind, 0, request.SerializeToString())
+                return await worker.request(kind, lane, request.SerializeToString())
         except errors.CommandTimeout:
             raise  # the worker's own word, which is a TimeoutError too
         except TimeoutError:
@@ -133,6 +137,7 @@ class Service(rpc.EnvironmentServiceServicer):
                 f"making {request.environment_id} took more than {DESCRIBE_LIMIT:g} s", limit="reset"
             ) from None
         finally:
+            del worker.pending[lane]
             self._pool.release(worker)
 
     # -- sessions ------------------------------------------------------------------------------------------------------
@@ -141,27 +146,30 @@ class Service(rpc.EnvironmentServiceServicer):
         self, request: pb.CreateSessionRequest, context: Context
     ) -> pb.CreateSessionResponse:
         """Creates a session that no stream drives yet."""
-        async with self._caller(context) as identity:
+        async with self._caller(context, "CreateSession") as caller:
             left = cast(float | None, context.time_remaining())  # pyright: ignore[reportUnknownMemberType]
-            _, response = await self._table.create(identity, request, left or self._queue_timeout)
+            _, response = await self._table.create(caller.identity, request, left or self._queue_timeout)
             return pb.CreateSessionResponse.FromString(response)
         raise AssertionError("unreachable")
 
     async def GetSession(self, request: pb.GetSessionRequest, context: Context) -> pb.GetSessionResponse:  # noqa: N802
         """Says how a session fares, ended ones for a while too."""
-        async with self._caller(context) as identity:
-            info = self._table.describe(request.session_id, identity)
+        async with self._caller(context, "GetSession") as caller:
+            info = self._table.describe(request.session_id, caller.identity)
             if info is None:
-                info = await self._info(self._table.find(request.session_id, identity))
+                info = await self._info(self._table.find(request.session_id, caller.identity))
             return pb.GetSessionResponse(session=info)
         raise AssertionError("unreachable")
 
     async def ListSessions(  # noqa: N802
         self, request: pb.ListSessionsRequest, context: Context
     ) -> pb.ListSessionsResponse:
-        """Lists the caller's sessions."""
-        async with self._caller(context) as identity:
-            sessions = [self._table.info(session) for session in self._table.of(identity)]
+        """Lists the caller's sessions, or everybody's."""
+        async with self._caller(context, "ListSessions") as caller:
+            if request.everyone:
+                caller.check(Role.ADMIN, "the list of everybody's sessions")
+                return pb.ListSessionsResponse(sessions=self._table.infos_of_all())
+            sessions = [self._table.info(session) for session in self._table.of(caller.identity)]
             return pb.ListSessionsResponse(sessions=sessions)
         raise AssertionError("unreachable")
 
@@ -169,9 +177,9 @@ class Service(rpc.EnvironmentServiceServicer):
         self, request: pb.CloseSessionRequest, context: Context
     ) -> pb.CloseSessionResponse:
         """Closes a session, or finds that it has ended."""
-        async with self._caller(context) as identity:
-            if self._table.describe(request.session_id, identity) is None:
-                await self._table.close(self._table.find(request.session_id, identity))
+        async with self._caller(context, "CloseSession") as caller:
+            if self._table.describe(request.session_id, caller.identity) is None:
+                await self._table.close(self._table.find(request.session_id, caller.identity))
             return pb.CloseSessionResponse()
         raise AssertionError("unreachable")
 
@@ -188,38 +196,38 @@ class Service(rpc.EnvironmentServiceServicer):
 
     async def Reset(self, request: pb.ResetRequest, context: Context) -> pb.ResetResponse:  # noqa: N802
         """RESET as a call."""
-        reply = await self._command(pb.COMMAND_KIND_RESET, request, request.command, context)
+        reply = await self._command("Reset", pb.COMMAND_KIND_RESET, request, request.command, context)
         return pb.ResetResponse(result=pb.ResetResult.FromString(reply))
 
     async def Step(self, request: pb.StepRequest, context: Context) -> pb.StepResponse:  # noqa: N802
         """STEP as a call."""
-        reply = await self._command(pb.COMMAND_KIND_STEP, request, request.command, context)
+        reply = await self._command("Step", pb.COMMAND_KIND_STEP, request, request.command, context)
         return pb.StepResponse(result=pb.StepResult.FromString(reply))
 
     async def CallTool(self, request: pb.CallToolRequest, context: Context) -> pb.CallToolResponse:  # noqa: N802
         """CALL_TOOL as a call."""
-        reply = await self._command(pb.COMMAND_KIND_CALL_TOOL, request, request.command, context)
+        reply = await self._command("CallTool", pb.COMMAND_KIND_CALL_TOOL, request, request.command, context)
         return pb.CallToolResponse(result=pb.CallToolResult.FromString(reply))
 
     async def Render(self, request: pb.RenderRequest, context: Context) -> pb.RenderResponse:  # noqa: N802
         """RENDER as a call."""
-        reply = await self._command(pb.COMMAND_KIND_RENDER, request, None, context)
+        reply = await self._command("Render", pb.COMMAND_KIND_RENDER, request, None, context)
         return pb.RenderResponse(result=pb.RenderResult.FromString(reply))
 
     async def Evaluate(self, request: pb.EvaluateRequest, context: Context) -> pb.EvaluateResponse:  # noqa: N802
         """EVALUATE as a call."""
-        reply = await self._command(pb.COMMAND_KIND_EVALUATE, request, request.command, context)
+        reply = await self._command("Evaluate", pb.COMMAND_KIND_EVALUATE, request, request.command, context)
         return pb.EvaluateResponse(result=pb.EvaluateResult.FromString(reply))
 
     async def Fork(self, request: pb.ForkRequest, context: Context) -> pb.ForkResponse:  # noqa: N802
         """FORK as a call."""
-        reply = await self._command(pb.COMMAND_KIND_FORK, request, request.command, context)
+        reply = await self._command("Fork", pb.COMMAND_KIND_FORK, request, request.command, context)
         return pb.ForkResponse(result=pb.ForkResult.FromString(reply))
 
-    async def _command(self, kind: int, request: Any, payload: Any, context: Context) -> bytes:
+    async def _command(self, rpc: str, kind: int, request: Any, payload: Any, context: Context) -> bytes:
         """Runs a numbered command; the call is the sink of its session for as long as it runs."""
-        async with self._caller(context) as identity:
-            session = self._table.find(request.session_id, identity)
+        async with self._caller(context, rpc) as caller:
+            session = self._table.find(request.session_id, caller.identity)
             if not request.sequence:
                 raise errors.InvalidArgument("sequence must count the commands of the session from 1")
             # None without a deadline, whatever its types say.
@@ -236,11 +244,16 @@ class Service(rpc.EnvironmentServiceServicer):
             self._table.attach(session, call)
             session.worker.calls[session.lane] = call
             try:
+                if kind == pb.COMMAND_KIND_FORK:
+                    forks = self._streams.forks
+                    command, _ = await forks.prepare(session, command, forks.begin(session, command))
+                await until_admitted(session.worker, 0, command.ByteSize())
                 session.worker.send(pb.InteractRequest(commands=[command]))
                 return await call.reply
             except asyncio.CancelledError:
-                cancel = pb.Command(lane=session.lane, kind=pb.COMMAND_KIND_CANCEL)
-                session.worker.send(pb.InteractRequest(commands=[cancel]))
+                if not self._streams.forks.cancel(session.lane):
+                    cancel = pb.Command(lane=session.lane, kind=pb.COMMAND_KIND_CANCEL)
+                    session.worker.send(pb.InteractRequest(commands=[cancel]))
                 raise
             finally:
                 session.calls -= 1
@@ -248,6 +261,50 @@ class Service(rpc.EnvironmentServiceServicer):
                     del session.worker.calls[session.lane]
                 self._table.detach(session, call)
         raise AssertionError("unreachable")
+
+
+async def _abort(context: Context, error: errors.Error) -> None:
+    """Ends a call with what went wrong."""
+    code, message = errors.to_wire(error)
+    # Metadata has a limit of its own, and the traceback is the long part.
+    message.traceback = message.traceback[-3000:]
+    message.message = message.message[:1000]
+    message.exception = message.exception[:200]
+    trailing = ((errors.CODE_KEY, str(code)), (errors.ERROR_KEY, message.SerializeToString()))
+    await context.abort(_STATUS[error.status], error.message[:1000], trailing)
+
+
+class _Guard:
+    """Lets no more unary calls in than there may be, and no requests that are malformed or have too much in a field."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+
+    def around(self, handler: Any) -> Any:
+        """A handler of a unary call, guarded."""
+        read, serve = handler.request_deserializer, handler.unary_unary
+
+        async def guarded(data: bytes, context: Context) -> Any:
+            if self._calls >= MAX_CALLS:
+                await _abort(
+                    context,
+                    errors.CapacityExhausted(
+                        f"{self._calls} calls are running, which is the most; retry after about 1 s", retry_after=1.0
+                    ),
+                )
+            self._calls += 1
+            try:
+                try:
+                    request = read(data)
+                    fields.check(request)
+                except Exception as error:  # noqa: BLE001 - what the bytes are is up to the caller
+                    await _abort(context, as_error(error))
+                    return None
+                return await serve(request, context)
+            finally:
+                self._calls -= 1
+
+        return cast(Any, grpc).unary_unary_rpc_method_handler(guarded, response_serializer=handler.response_serializer)
 
 
 def handlers(service: Service) -> grpc.GenericRpcHandler:
@@ -262,6 +319,8 @@ def handlers(service: Service) -> grpc.GenericRpcHandler:
             collected.update(methods)
 
     rpc.add_EnvironmentServiceServicer_to_server(service, Collector())  # pyright: ignore[reportArgumentType]
+    guard = _Guard()
+    collected = {name: guard.around(handler) for name, handler in collected.items() if name != "Interact"}
     collected["Interact"] = grpc.stream_stream_rpc_method_handler(
         service.Interact, request_deserializer=pb.InteractRequest.FromString
     )

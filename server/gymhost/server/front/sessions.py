@@ -1,26 +1,37 @@
-"""The session table: creating, finding and ending sessions, their leases, and the queue for places."""
+"""The session table: creating, finding and ending sessions, and their leases."""
 
 import asyncio
-import collections
 import dataclasses
 import difflib
 import logging
 import secrets
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gymhost.server import link
 from gymhost.server.config import ServerConfig
+from gymhost.server.front.admission import Admission
+from gymhost.server.front.memory import Memory
 from gymhost.server.front.pool import WorkerPool
 from gymhost.server.front.workers import Sink, Worker
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors
 
+if TYPE_CHECKING:
+    from gymhost.server.front.forks import Fork
+
 log = logging.getLogger("gymhost.server")
 
-# How long an ended session is remembered, and a create's key after it was answered, in seconds.
-REMEMBER = 300.0
+# How many bytes the requests may have of all creates together that wait, or are being answered.
+MAX_REQUESTED = 256 * 1024 * 1024
+# How long the words about the end of a session may be.
+MAX_REASON = 1000
 # What a worker gets beyond the environment's own limit to answer a create, and to close a session.
 WORKER_GRACE = 30.0
+GOING_AWAY = "the server is going away and takes no new sessions"
+
+
+# A create's: its caller and what it names the create by.
+Key = tuple[str, bytes]
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -34,10 +45,11 @@ class Session:
         sink: The stream that drives it now, if any.
         heard: When its client was last heard of, for a session without a stream.
         places: How many places of the server's capacity it takes: one, or one a copy.
-        calls: Unary calls that are running on it.
+        calls: Unary calls that are running on it, and forks of it that wait for places.
+        fork: The last of these.
     """
 
-    id: str
+    id: str = dataclasses.field(repr=False)
     identity: str
     lane: int
     worker: Worker
@@ -47,6 +59,22 @@ class Session:
     places: int = 1
     sink: Sink | None = None
     calls: int = 0
+    fork: "Fork | None" = None
+
+
+class Creating:
+    """A create that is not answered yet.
+
+    Attributes:
+        task: What does it.
+        callers: How many wait for it.
+        placed: It has its place.
+    """
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[tuple[Session, bytes]]
+        self.callers = 0
+        self.placed = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,8 +82,6 @@ class Ended:
     """What is remembered of a session that has ended."""
 
     identity: str
-    lane: int
-    when: float
     error: errors.Error
     info: pb.SessionInfo
 
@@ -73,16 +99,18 @@ class SessionTable:
         self._pool = pool
         self.by_id: dict[str, Session] = {}
         self._by_lane: dict[int, Session] = {}
-        self._ended: collections.OrderedDict[str, Ended] = collections.OrderedDict()
-        self._ended_lanes: dict[int, str] = {}
-        # Creates by the caller's key: running, or answered not long ago.
-        self._creates: dict[tuple[str, bytes], asyncio.Task[tuple[Session, bytes]]] = {}
-        self._answered: collections.deque[tuple[float, tuple[str, bytes]]] = collections.deque()
-        self._places = 0
-        # Those who wait for places, and for how many.
-        self._queue: collections.deque[tuple[asyncio.Future[None], int]] = collections.deque()
+        self.admission = Admission(config)
+        # Those that ended not long ago, by id and by lane.
+        self._ended: Memory[str, Ended] = Memory()
+        self._ended_lanes: Memory[int, Ended] = Memory()
+        # Creates by the caller's key: running, with the bytes of their requests, and answered not long ago.
+        self._creates: dict[Key, Creating] = {}
+        self._requested = 0
+        self._answered: Memory[Key, tuple[Session, bytes]] = Memory()
         self._closing: set[asyncio.Task[Any]] = set()
         self.accepting = True
+        # Set when a session has ended, or is no longer in the making.
+        self._fewer = asyncio.Event()
 
     # -- create --------------------------------------------------------------------------------------------------------
 
@@ -103,29 +131,56 @@ class SessionTable:
         key = (identity, request.idempotency_key)
         if len(request.idempotency_key) != 16:
             raise errors.InvalidArgument(f"idempotency_key must have 16 bytes, not {len(request.idempotency_key)}")
-        task = self._creates.get(key)
-        if task is None:
+        creating = self._creates.get(key)
+        if creating is None:
+            answered = self._answered.get(key)
+            if answered is not None:
+                return answered
+            size = request.ByteSize()
+            if self._requested and self._requested + size > MAX_REQUESTED:
+                raise errors.CapacityExhausted(
+                    f"the creates that wait have {self._requested} bytes of arguments, and with {size} more there are "
+                    f"more than {MAX_REQUESTED}",
+                    retry_after=self.admission.retry_after(),
+                )
+            self._requested += size
+            creating = self._creates[key] = Creating()
             # A task of its own: a caller that goes away and repeats the create finds it still running.
-            task = asyncio.get_running_loop().create_task(self._create(identity, request, limit))
-            self._creates[key] = task
-            task.add_done_callback(lambda _: self._remember(key))
-        return await asyncio.shield(task)
+            creating.task = asyncio.get_running_loop().create_task(self._create(creating, identity, request, limit))
+            creating.task.add_done_callback(lambda _: self._remember(key, size, creating))
+        creating.callers += 1
+        try:
+            return await asyncio.shield(creating.task)
+        finally:
+            creating.callers -= 1
+            if not creating.callers and not creating.placed:
+                # A place would be lost on it. Whoever repeats it waits again.
+                creating.task.cancel()
+                if self._creates.get(key) is creating:
+                    del self._creates[key]
 
-    def _remember(self, key: tuple[str, bytes]) -> None:
-        task = self._creates[key]
-        if task.cancelled() or task.exception() is not None:
+    def _remember(self, key: Key, size: int, creating: Creating) -> None:
+        if self._creates.get(key) is creating:
             del self._creates[key]
-        else:
-            self._answered.append((asyncio.get_running_loop().time(), key))
+        self._requested -= size
+        task = creating.task
+        if not task.cancelled() and task.exception() is None:
+            session, response = task.result()
+            self._answered.put(key, (session, response), len(response))
 
-    async def _create(self, identity: str, request: pb.CreateSessionRequest, limit: float) -> tuple[Session, bytes]:
+    async def _create(
+        self, creating: Creating, identity: str, request: pb.CreateSessionRequest, limit: float
+    ) -> tuple[Session, bytes]:
         info = self._pool.catalog.get(request.environment_id)
         if info is None:
             raise unknown_environment(request.environment_id, self._pool)
         loop = asyncio.get_running_loop()
         asked = loop.time()
         places = max(request.num_envs, 1)
-        await self._take_places(places, limit)
+        if not self.accepting:
+            raise errors.ServerUnavailable(GOING_AWAY)
+        await self.admission.take(identity, places, limit, request.priority)
+        creating.placed = True
         try:
             queued = loop.time() - asked
             try:
@@ -135,14 +190,14 @@ class SessionTable:
                 # have been this environment.
                 return await self._place(identity, request, info, queued)
         except BaseException:
-            self._free_places(places)
+            self.admission.free(identity, places)
             raise
 
     async def _place(
         self, identity: str, request: pb.CreateSessionRequest, info: pb.EnvironmentInfo, queued: float
     ) -> tuple[Session, bytes]:
         places = max(request.num_envs, 1)
-        worker = await self._pool.pick(dedicated=info.isolation == pb.ISOLATION_PROCESS, places=places)
+        worker = await self._pool.pick(info, places)
         try:
             return await self._make(identity, request, info, worker, queued)
         except BaseException:
@@ -156,6 +211,7 @@ class SessionTable:
         token = secrets.token_bytes(16)
         request.idempotency_key = token  # of no more use here; the worker takes it for the session's token
         patience = info.reset_timeout_ms / 1000 + WORKER_GRACE if info.reset_timeout_ms else None
+        worker.pending[lane] = info.environment_id
         try:
             async with asyncio.timeout(patience):
                 made = await worker.request(link.CREATE, lane, request.SerializeToString())
@@ -168,6 +224,8 @@ class SessionTable:
             raise errors.CommandTimeout(
                 f"making {info.environment_id} took more than {patience:g} s", limit="reset"
             ) from None
+        finally:
+            del worker.pending[lane]
         now = asyncio.get_running_loop().time()
         session = Session(
             id=f"{worker.number:x}-{secrets.token_hex(16)}",
@@ -187,52 +245,36 @@ class SessionTable:
         )
         return session, head.SerializeToString() + made
 
-    async def _take_places(self, count: int, limit: float) -> None:
-        if not self.accepting:
-            raise errors.ServerUnavailable("the server is going away and takes no new sessions")
-        capacity = self._config.capacity
-        if count > capacity:
-            raise errors.CapacityExhausted(
-                f"a vector session of {count} copies is above the server's capacity of {capacity} (--capacity)"
-            )
-        if self._places + count <= capacity and not self._queue:
-            self._places += count
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiter = (turn, count)
-        self._queue.append(waiter)
-        try:
-            await asyncio.wait_for(turn, limit)
-        except TimeoutError:
-            if turn.done() and not turn.cancelled():
-                return  # it came in the very moment in which the time was up
-            raise errors.CapacityExhausted(
-                f"the server is full: {self._places} of {capacity} sessions, {len(self._queue)} creates "
-                f"waiting, no place within {limit:g} s (--capacity, --queue-timeout)"
-            ) from None
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self._free_places(count)
-            raise
-        finally:
-            if waiter in self._queue:
-                self._queue.remove(waiter)
-                self._hand_on()  # whoever comes next may want fewer
+    def add_twin(self, session: Session) -> Session:
+        """Puts a session into the table that its worker is to fork from another one. It has its places already."""
+        now = asyncio.get_running_loop().time()
+        worker = session.worker
+        twin = dataclasses.replace(
+            session,
+            id=f"{worker.number:x}-{secrets.token_hex(16)}",
+            lane=worker.new_lane(),
+            created=now,
+            heard=now,
+            sink=None,
+            calls=0,
+            fork=None,
+        )
+        self.by_id[twin.id] = twin
+        self._by_lane[twin.lane] = twin
+        worker.sessions += twin.places
+        worker.placed += 1
+        return twin
 
-    def _free_places(self, count: int) -> None:
-        self._places -= count
-        self._hand_on()
+    def refuse(self) -> None:
+        """Takes no new sessions from now on; those who wait for a place are turned away."""
+        self.accepting = False
+        self.admission.turn_away(errors.ServerUnavailable(GOING_AWAY))
 
-    def _hand_on(self) -> None:
-        """Gives free places to those who wait, in the order in which they came."""
-        while self._queue:
-            turn, count = self._queue[0]
-            if not turn.done():
-                if self._places + count > self._config.capacity:
-                    return
-                self._places += count
-                turn.set_result(None)
-            self._queue.popleft()
+    async def until_empty(self) -> None:
+        """Waits until there is no session, and none in the making."""
+        while self.by_id or self._creates:
+            self._fewer.clear()
+            await self._fewer.wait()
 
     # -- find ----------------------------------------------------------------------------------------------------------
 
@@ -262,12 +304,21 @@ class SessionTable:
 
     def end_of(self, lane: int, identity: str) -> errors.Error | None:
         """How the session of a lane ended, if it was this caller's and not long ago."""
-        ended = self._ended.get(self._ended_lanes.get(lane, ""))
+        ended = self._ended_lanes.get(lane)
         return ended.error if ended is not None and ended.identity == identity else None
 
     def of(self, identity: str) -> list[Session]:
         """All sessions of an identity."""
         return [session for session in self.by_id.values() if session.identity == identity]
+
+    def infos_of_all(self) -> list[pb.SessionInfo]:
+        """Describes everybody's sessions, with whose they are."""
+        infos: list[pb.SessionInfo] = []
+        for session in self.by_id.values():
+            info = self.info(session)
+            info.identity = session.identity
+            infos.append(info)
+        return infos
 
     # -- drive ---------------------------------------------------------------------------------------------------------
 
@@ -308,21 +359,26 @@ class SessionTable:
         """
         if self.by_id.pop(session.id, None) is None:
             return None
+        self._fewer.set()
         del self._by_lane[session.lane]
-        now = asyncio.get_running_loop().time()
-        self._ended[session.id] = Ended(session.identity, session.lane, now, why, self.info(session, why))
-        self._ended_lanes[session.lane] = session.id
+        if session.fork is not None:
+            session.fork.making.cancel()
+        ended = Ended(session.identity, why, self.info(session, why))
+        self._ended.put(session.id, ended, MAX_REASON)
+        self._ended_lanes.put(session.lane, ended, MAX_REASON)
         if session.sink is not None and tell:
             session.sink.notice(session.lane, why)
         worker = session.worker
         if isinstance(why, errors.SessionExpired):
             log.info("session %s#%d expired: %s", session.environment_id, session.lane & 0xFFFFFFFF, why.message)
-        closing = asyncio.ensure_future(self._close_in_worker(worker, session.lane, session.places))
+        closing = asyncio.ensure_future(self._close_in_worker(worker, session))
         self._closing.add(closing)
         closing.add_done_callback(self._closed)
         return closing
 
-    async def _close_in_worker(self, worker: Worker, lane: int, places: int) -> bytes:
+    async def _close_in_worker(self, worker: Worker, session: Session) -> bytes:
+        lane, places = session.lane, session.places
+        worker.pending[lane] = session.environment_id
         try:
             async with asyncio.timeout(WORKER_GRACE):
                 return await worker.request(pb.COMMAND_KIND_CLOSE, lane, b"")
@@ -331,13 +387,18 @@ class SessionTable:
         except (errors.SessionLost, TimeoutError):
             return b""  # gone with its worker, or given up by it
         finally:
+            del worker.pending[lane]
             self._pool.release(worker, places)
-            self._free_places(places)
+            self.admission.free(session.identity, places)
 
     def _closed(self, closing: "asyncio.Task[bytes]") -> None:
         self._closing.discard(closing)
         if not closing.cancelled() and (error := closing.exception()) is not None:
             log.info("closing an environment: %s", error)
+
+    def environments_of(self, worker: Worker) -> dict[int, str]:
+        """The environments of a worker's sessions, by their lanes."""
+        return {session.lane: session.environment_id for session in self.by_id.values() if session.worker is worker}
 
     def lose_all(self, worker: Worker) -> None:
         """Ends the sessions of a worker that has died."""
@@ -360,11 +421,8 @@ class SessionTable:
                 if now - heard > lease and not session.calls:
                     why = f"nothing was heard of the session's client for {lease:g} s (--lease)"
                     self.end(session, errors.SessionExpired(why))
-            while self._ended and next(iter(self._ended.values())).when < now - REMEMBER:
-                _, ended = self._ended.popitem(last=False)
-                del self._ended_lanes[ended.lane]
-            while self._answered and self._answered[0][0] < now - REMEMBER:
-                self._creates.pop(self._answered.popleft()[1], None)
+            for memory in (self._ended, self._ended_lanes, self._answered):
+                memory.forget_old()
 
     def info(self, session: Session, why: errors.Error | None = None) -> pb.SessionInfo:
         """Describes a session, as far as the front knows it."""
@@ -376,7 +434,7 @@ class SessionTable:
         return pb.SessionInfo(
             environment_id=session.environment_id,
             state=states.get(why and type(why), pb.SESSION_STATE_LOST),
-            reason=why.message if why else "",
+            reason=why.message[:MAX_REASON] if why else "",
             attached=session.sink is not None,
             age_ms=round((asyncio.get_running_loop().time() - session.created) * 1000),
             worker=session.worker.number,

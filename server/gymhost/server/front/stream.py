@@ -1,20 +1,28 @@
 """The Interact stream: frames of commands in, frames of replies out."""
 
 import asyncio
+import collections
+import contextlib
 import itertools
 import logging
+import math
 import secrets
-from collections.abc import Iterator
+import weakref
+from collections.abc import Awaitable, Coroutine, Generator, Iterator
 from typing import Any
 
 import grpc.aio
 
 from gymhost.server import link
 from gymhost.server.config import ServerConfig
-from gymhost.server.front.sessions import Session, SessionTable
+from gymhost.server.front.backlog import MAX_BACKLOG, Backlog
+from gymhost.server.front.congestion import until_admitted
+from gymhost.server.front.forks import Fork, Forks
+from gymhost.server.front.identity import Caller, Identities
+from gymhost.server.front.sessions import GOING_AWAY, Session, SessionTable
 from gymhost.server.front.workers import Worker
 from gymhost.v1 import environments_pb2 as pb
-from gymhost.wire import errors, limits
+from gymhost.wire import errors, fields, limits
 
 log = logging.getLogger("gymhost.server")
 
@@ -27,6 +35,17 @@ FIRST, LAST, CANCEL = pb.COMMAND_KIND_RESET, pb.COMMAND_KIND_EVALUATE, pb.COMMAN
 # Frames go out as bytes, as they come from the workers.
 Context = grpc.aio.ServicerContext[pb.InteractRequest, bytes]
 
+# Seconds for the first command of a stream.
+HELLO_LIMIT = 5.0
+# What a client is told to wait whose streams are too many.
+RETRY_SECONDS = 5.0
+# The most streams of all clients together.
+MAX_STREAMS = 32_768
+# The most commands to the server itself that one stream may have unanswered; and the most attaches, before it is heard
+# no further until there are fewer.
+MAX_ASKED = 65_536
+MAX_ATTACHING = 1024
+
 _channels = itertools.count(1)
 
 
@@ -36,62 +55,110 @@ class Stream:
     Attributes:
         id: What a bulk stream names this one by.
         channel: What workers name it by.
-        identity: Who opened it.
+        caller: Who opened it.
+        identity: The name that its sessions belong to.
+        cut: Set to what the stream is ended with.
+        queued: How many bytes of replies wait to be written.
+        asked: How many commands to the server itself are not answered yet, and how many of them are attaches.
         heard: When a command last came, by the loop's clock.
     """
 
-    def __init__(self, identity: str, table: SessionTable) -> None:
+    def __init__(self, caller: Caller, table: SessionTable, backlog: Backlog) -> None:
         self.id = secrets.token_hex(16)
         self.channel = next(_channels)
-        self.identity = identity
+        self.caller = caller
+        self.identity = caller.identity
+        self.cut: asyncio.Future[errors.Error] = asyncio.get_running_loop().create_future()
         self.heard = asyncio.get_running_loop().time()
+        self.queued = 0
+        self.is_bulk = False
+        self.asked = 0
+        self.attaching = 0
+        self.attached = asyncio.Event()
+        # Creates that are not answered; nobody waits for them any more when the stream ends.
+        self.creates: set[asyncio.Task[None]] = set()
         # Which worker has the lane of a command: all that the way of a step needs to know.
         self.lanes: dict[int, Worker] = {}
         self.bulk: Stream | None = None
         self._table = table
-        self._workers: set[Worker] = set()
+        # Those that are gone drop out by themselves.
+        self._workers: weakref.WeakSet[Worker] = weakref.WeakSet()
         # Serialized frames; those that follow each other in one message are merged by whoever parses it.
         self._frames: list[bytes] = []
         self._large: list[bytes] = []
-        self._queued = 0
         self._wake = asyncio.Event()
-        self._cut_off = False
+        self._backlog = backlog
+        self._closed = False
+        backlog.readers.add(self)
 
     # -- replies -------------------------------------------------------------------------------------------------------
 
     def put_frame(self, frame: bytes) -> None:
         """Queues a frame of replies; a large one for the bulk stream."""
-        size = len(frame)
-        if self._queued and self._queued + size > limits.MAX_QUEUED:
-            self._cut_off = True
-        elif size <= LARGE:
-            self._queued += size
-            self._frames.append(frame)
+        if len(frame) <= LARGE:
+            self.put_here(frame)
         elif self.bulk is not None:
             self.bulk.put_here(frame)
-        else:
-            self._queued += size
+        elif self._has_room(len(frame)):
             if not self._large:
-                self._frames.append(_frame(pb.Reply(code=pb.REPLY_CODE_WANT_BULK)))
+                self.put_here(_frame(pb.Reply(code=pb.REPLY_CODE_WANT_BULK)))
             self._large.append(frame)
-        self._wake.set()
 
     def put_here(self, frame: bytes) -> None:
         """Queues a frame on this very stream, whatever its size."""
-        if self._queued and self._queued + len(frame) > limits.MAX_QUEUED:
-            self._cut_off = True
-        else:
-            self._queued += len(frame)
+        if self._has_room(len(frame)):
             self._frames.append(frame)
-        self._wake.set()
+            self._wake.set()
+
+    def _has_room(self, size: int) -> bool:
+        """Counts what is about to be queued; False where the stream is cut off instead."""
+        if not self.queued:
+            if self._closed:
+                return False
+        elif self.queued + size > limits.MAX_QUEUED:
+            self.cut_off()
+            return False
+        self.queued += size
+        backlog = self._backlog
+        backlog.size += size
+        if backlog.size > MAX_BACKLOG:
+            backlog.relieve()
+        return not self._closed
+
+    def cut_off(self) -> None:
+        """Ends the stream, since its client reads too slowly. It loses nothing: workers keep the last replies."""
+        if not self.cut.done():
+            log.info("a stream of %s is cut off: its client reads too slowly", self.identity)
+            self.cut.set_result(
+                errors.TooLarge(
+                    f"{self.queued} bytes of replies wait for this client: it reads too slowly and is cut off"
+                )
+            )
+        self.close()
+
+    def close(self) -> None:
+        """Drops what is queued, and takes no more."""
+        self._closed = True
+        self._backlog.readers.discard(self)
+        self._backlog.size -= self.queued
+        self.queued = 0
+        self._frames = []
+        self._large = []
 
     def set_bulk(self, bulk: "Stream") -> None:
         """Sends large frames there from now on, those that wait first."""
+        if self.bulk is not None and not self.bulk.cut.done():
+            self.bulk.cut.set_result(errors.Detached("another bulk stream has taken the place of this one"))
         self.bulk = bulk
         waiting, self._large = self._large, []
         for frame in waiting:
-            self._queued -= len(frame)
+            self._leaves(len(frame))
             bulk.put_here(frame)
+
+    def _leaves(self, size: int) -> None:
+        if not self._closed:
+            self.queued -= size
+            self._backlog.size -= size
 
     def answer(self, number: int, payload: bytes) -> None:
         """Queues the reply to a command that is not numbered on a lane."""
@@ -109,29 +176,20 @@ class Stream:
         self.fail(lane, 0, error)
 
     async def write(self, context: Context) -> None:
-        """Writes what is queued, until cancelled.
-
-        Raises:
-            TooLarge: The client reads too slowly; it is cut off, and loses nothing: replies are kept by the workers.
-        """
+        """Writes what is queued, until cancelled."""
         wake = self._wake
         while True:
             await wake.wait()
             wake.clear()
-            if self._cut_off:
-                raise errors.TooLarge(
-                    f"more than {limits.MAX_QUEUED} bytes of replies wait for this client: it reads too slowly and is "
-                    "cut off"
-                )
             frames, self._frames = self._frames, []
             if len(frames) == 1:
                 message = frames[0]
                 await context.write(message)
-                self._queued -= len(message)
+                self._leaves(len(message))
             else:
                 for message in _merged(frames):
                     await context.write(message)
-                    self._queued -= len(message)
+                    self._leaves(len(message))
 
     # -- lanes ---------------------------------------------------------------------------------------------------------
 
@@ -141,6 +199,12 @@ class Stream:
         self.lanes[session.lane] = session.worker
         session.worker.channels[self.channel] = self
         self._workers.add(session.worker)
+
+    async def until_attached(self) -> None:
+        """Waits until not too many attaches are unanswered; the workers answer them in time, or die."""
+        while self.attaching > MAX_ATTACHING:
+            self.attached.clear()
+            await self.attached.wait()
 
     def detach_all(self) -> None:
         """Lets go of all lanes; their sessions live on as long as their leases."""
@@ -180,36 +244,91 @@ class Streams:
         table: The sessions.
         instance: Names this run of the server.
         direct: Where clients on the same host find the workers.
+
+    Attributes:
+        forks: The forks of sessions.
     """
 
     def __init__(self, config: ServerConfig, table: SessionTable, instance: str, direct: pb.DirectPath) -> None:
+        self.forks = Forks(table, config.queue_timeout)
         self._config = config
         self._direct = direct
         self._table = table
         self._instance = instance
         self._streams: dict[str, Stream] = {}
+        self._backlog = Backlog()
+        # Interact calls, those included that are ending; and the streams of each identity, without its bulk streams.
+        self._calls = 0
+        self._of: collections.Counter[str] = collections.Counter()
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def serve(self, identity: str, context: Context) -> None:
+    async def serve(self, caller: Caller, context: Context) -> None:
         """Serves one stream until either side ends it.
 
         Raises:
             Error: What to end the call with.
         """
-        stream = Stream(identity, self._table)
-        frame = await self._read(context)
+        try:
+            async with asyncio.timeout(HELLO_LIMIT):
+                frame = await self._read(context)
+        except TimeoutError:
+            raise errors.CommandTimeout(f"no HELLO came within {HELLO_LIMIT:g} s", limit="hello") from None
         if frame is None:
             return
         if not frame.commands or frame.commands[0].kind != pb.COMMAND_KIND_HELLO:
             raise errors.InvalidArgument("the first command of a stream must be HELLO")
         hello = pb.Hello.FromString(frame.commands[0].payload)
-        self._streams[stream.id] = stream
-        main = stream
+        fields.check(hello)
+        main: Stream | None = None
         if hello.bulk_of:
-            found = self._streams.get(hello.bulk_of)
-            if found is None or found.identity != identity:
+            main = self._streams.get(hello.bulk_of)
+            if main is None or main.identity != caller.identity or main.is_bulk:
                 raise errors.InvalidArgument("bulk_of names no stream of this caller")
-            main = found
+        with contextlib.closing(Stream(caller, self._table, self._backlog)) as stream, self._counted(caller, main):
+            stream.is_bulk = main is not None
+            await self._serve(main or stream, stream, frame, context)
+
+    @contextlib.contextmanager
+    def counted(self) -> Generator[errors.CapacityExhausted | None]:
+        """Counts an Interact call; yields what to refuse it with where there are too many."""
+        self._calls += 1
+        try:
+            if self._calls <= MAX_STREAMS:
+                yield None
+            else:
+                yield errors.CapacityExhausted(
+                    f"the server has {MAX_STREAMS} streams, which is the most; retry after about {RETRY_SECONDS:g} s",
+                    retry_after=RETRY_SECONDS,
+                )
+        finally:
+            self._calls -= 1
+
+    @contextlib.contextmanager
+    def _counted(self, caller: Caller, main: Stream | None) -> Generator[None]:
+        """Counts a stream of a caller; bulk streams are not counted, since each stream has one at most."""
+        identity = caller.identity
+        quota = self._config.quota("streams", identity)
+        if main is not None:
+            yield
+            return
+        if 0 < quota <= self._of[identity]:
+            raise errors.CapacityExhausted(
+                f"{identity!r} has {self._of[identity]} streams, which is its quota (--quota-streams); retry after "
+                f"about {RETRY_SECONDS:g} s",
+                retry_after=RETRY_SECONDS,
+            )
+        self._of[identity] += 1
+        try:
+            yield
+        finally:
+            self._of[identity] -= 1
+            if not self._of[identity]:
+                del self._of[identity]
+
+    async def _serve(self, main: Stream, stream: Stream, frame: pb.InteractRequest, context: Context) -> None:
+        # By itself: gRPC can't end a call whose metadata are on their way with the first message.
+        await context.send_initial_metadata(())
+        self._streams[stream.id] = stream
         self._welcome(stream, frame.commands[0].sequence)
         del frame.commands[0]
         if main is not stream:
@@ -219,15 +338,21 @@ class Streams:
             asyncio.ensure_future(stream.write(context)),
         ]
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait([*tasks, stream.cut], return_when=asyncio.FIRST_COMPLETED)
+            if stream.cut.done():
+                raise stream.cut.result()
             for task in done:
                 task.result()
         finally:
             for task in tasks:
                 task.cancel()
             del self._streams[stream.id]
+            for create in stream.creates:
+                create.cancel()
             if main is stream:
                 stream.detach_all()
+                if stream.bulk is not None and not stream.bulk.cut.done():
+                    stream.bulk.cut.set_result(errors.Detached("the stream whose bulk stream this is has ended"))
             elif main.bulk is stream:
                 main.bulk = None
 
@@ -242,6 +367,20 @@ class Streams:
             return False
         return True
 
+    def revoke(self, identities: Identities) -> None:
+        """Cuts the streams of callers who are no longer let in; closes the sessions of those who have no token left."""
+        for stream in self._streams.values():
+            if not identities.is_valid(stream.caller) and not stream.cut.done():
+                log.info("a stream of %s is cut: its token was revoked", stream.identity)
+                stream.cut.set_result(errors.Unauthenticated("the token was revoked on this server"))
+        if not identities.revoked:
+            return
+        why = errors.SessionClosed("the session was closed: its caller's tokens were revoked")
+        for session in list(self._table.by_id.values()):
+            if session.identity in identities.revoked:
+                # Its stream has a word of its own; on the direct path the end of the session is all that there is.
+                self._table.end(session, why, tell=not isinstance(session.sink, Stream))
+
     async def _until_idle(self, session: Session) -> None:
         try:
             # A worker says whether a command runs when it is asked, and never by itself.
@@ -249,6 +388,11 @@ class Streams:
                 await asyncio.sleep(0.05)
         except errors.Error:
             pass  # it has ended
+
+    def tell_all(self, error: errors.Error) -> None:
+        """Tells every client what concerns the server as a whole."""
+        for stream in self._streams.values():
+            stream.fail(0, 0, error)
 
     def close_all(self, error: errors.Error) -> None:
         """Tells every stream about every lane of it."""
@@ -262,13 +406,18 @@ class Streams:
         """Takes frames of commands; those of a bulk stream count as its main stream's."""
         loop = asyncio.get_running_loop()
         lanes, channel = stream.lanes, stream.channel
+        cancel_fork = self.forks.cancel
         while frame is not None:
             stream.heard = own.heard = loop.time()
+            if len(frame.commands) > limits.FRAME_ITEMS:
+                raise errors.InvalidArgument(
+                    f"a frame of {len(frame.commands)} commands: {limits.FRAME_ITEMS} is the most"
+                )
             batches: dict[Worker, pb.InteractRequest] = {}
             for command in frame.commands:
                 worker = lanes.get(command.lane)
                 kind = command.kind
-                if worker is not None and (FIRST <= kind <= LAST or kind == CANCEL):
+                if worker is not None and (FIRST <= kind <= LAST or (kind == CANCEL and not cancel_fork(command.lane))):
                     batch = batches.get(worker)
                     if batch is None:
                         batch = batches[worker] = pb.InteractRequest()
@@ -276,8 +425,20 @@ class Streams:
                 else:
                     self._control(stream, command)
             for worker, batch in batches.items():
+                if worker.congested is not None:
+                    await self._hold(stream, until_admitted(worker, channel, batch.ByteSize()))
                 worker.send(batch, channel)
+            if stream.attaching > MAX_ATTACHING:
+                await self._hold(stream, stream.until_attached())
             frame = await self._read(context)
+
+    async def _hold(self, stream: Stream, until: Awaitable[None]) -> None:
+        """Hears a stream no further for a while. Its client is not the one that is silent then."""
+        stream.heard = math.inf
+        try:
+            await until
+        finally:
+            stream.heard = asyncio.get_running_loop().time()
 
     async def _read(self, context: Context) -> pb.InteractRequest | None:
         frame: Any = await context.read()
@@ -288,21 +449,35 @@ class Streams:
     def _control(self, stream: Stream, command: pb.Command) -> None:
         kind, number, lane = command.kind, command.sequence, command.lane
         try:
+            stream.caller.check_command(kind)
             if kind == pb.COMMAND_KIND_HEARTBEAT:
                 stream.answer(number, b"")
             elif kind == pb.COMMAND_KIND_CREATE:
                 request = pb.CreateSessionRequest.FromString(command.payload)
+                fields.check(request)
+                if stream.asked >= MAX_ASKED:
+                    raise _too_many(stream)
                 limit = command.time_left_ms / 1000 or self._config.queue_timeout
-                self._run(stream, number, self._create(stream, number, request, limit))
+                create = self._run(stream, number, self._create(stream, number, request, limit))
+                stream.creates.add(create)
+                create.add_done_callback(stream.creates.discard)
             elif kind == pb.COMMAND_KIND_ATTACH:
-                session = self._table.find(pb.Attach.FromString(command.payload).session_id, stream.identity)
+                attach = pb.Attach.FromString(command.payload)
+                fields.check(attach)
+                session = self._table.find(attach.session_id, stream.identity)
                 stream.attach(session)
+                stream.attaching += 1
                 self._run(stream, number, self._attached(stream, number, session))
             elif kind == pb.COMMAND_KIND_CLOSE and lane in stream.lanes:
                 session = self._table.on_lane(lane)
                 del stream.lanes[lane]
                 if session is not None:
                     self._run(stream, number, self._close(stream, number, session))
+            elif kind == pb.COMMAND_KIND_FORK and lane in stream.lanes and (forked := self._table.on_lane(lane)):
+                if stream.asked >= MAX_ASKED:
+                    stream.fail(lane, number, _too_many(stream))
+                else:
+                    self._run(stream, number, self._fork(stream, forked, command, self.forks.begin(forked, command)))
             elif kind == pb.COMMAND_KIND_CLOSE:
                 stream.answer(number, b"")  # ended before: closing twice is no error
             elif kind == pb.COMMAND_KIND_CANCEL:
@@ -335,6 +510,8 @@ class Streams:
             workers=self._config.worker_count,
         )
         stream.answer(number, welcome.SerializeToString())
+        if not self._table.accepting:
+            stream.fail(0, 0, errors.ServerUnavailable(GOING_AWAY))
 
     async def _create(self, stream: Stream, number: int, request: pb.CreateSessionRequest, limit: float) -> None:
         session, response = await self._table.create(stream.identity, request, limit)
@@ -342,8 +519,27 @@ class Streams:
             stream.attach(session)
         stream.answer(number, response)
 
+    async def _fork(self, stream: Stream, session: Session, command: pb.Command, fork: Fork) -> None:
+        """Has a session forked in its worker, which answers. What is forked is this stream's from the beginning."""
+        try:
+            forwarded, twins = await self.forks.prepare(session, command, fork)
+            await until_admitted(session.worker, stream.channel, forwarded.ByteSize())
+        except Exception as error:  # noqa: BLE001 - its client waits for it on the lane
+            stream.fail(command.lane, command.sequence, as_error(error))
+            return
+        if session.sink is not stream:
+            return  # it is another stream's by now, where its client repeats the command
+        for twin in twins:
+            if twin.id in self._table.by_id:
+                stream.attach(twin)
+        session.worker.send(pb.InteractRequest(commands=[forwarded]), stream.channel)
+
     async def _attached(self, stream: Stream, number: int, session: Session) -> None:
-        stream.answer(number, await session.worker.request(link.LAST_SEQUENCES, session.lane, b""))
+        try:
+            stream.answer(number, await session.worker.request(link.LAST_SEQUENCES, session.lane, b""))
+        finally:
+            stream.attaching -= 1
+            stream.attached.set()
 
     async def _close(self, stream: Stream, number: int, session: Session) -> None:
         try:
@@ -352,16 +548,27 @@ class Streams:
             # A close that raised is in the log; for the client the session is closed.
             stream.answer(number, b"")
 
-    def _run(self, stream: Stream, number: int, work: Any) -> None:
+    def _run(self, stream: Stream, number: int, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         async def guarded() -> None:
             try:
                 await work
             except Exception as error:  # noqa: BLE001 - one bad command must not end the stream
                 stream.fail(0, number, as_error(error))
+            finally:
+                stream.asked -= 1
 
+        stream.asked += 1
         task = asyncio.get_running_loop().create_task(guarded())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _too_many(stream: Stream) -> errors.CapacityExhausted:
+    return errors.CapacityExhausted(
+        f"{stream.asked} commands to the server are not answered yet, which is the most of one stream",
+        retry_after=RETRY_SECONDS,
+    )
 
 
 def as_error(error: Exception) -> errors.Error:

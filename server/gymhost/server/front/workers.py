@@ -2,22 +2,32 @@
 
 import asyncio
 import collections
+import contextlib
 import logging
 import os
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from google.protobuf.message import DecodeError as ProtobufDecodeError
+
 from gymhost.server import link
+from gymhost.server.board import Board
 from gymhost.server.config import ServerConfig
+from gymhost.server.front import congestion
+from gymhost.server.front.leftovers import FOLDER_VARIABLE
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors
 from gymhost.wire.frames import FrameReader, pack
 from gymhost.wire.limits import ENVELOPE
 
 log = logging.getLogger("gymhost.server")
+
+# How much of a line of a worker's output is kept.
+MAX_LINE = 1000
 
 # Seconds that a worker gets to import its modules.
 START_LIMIT = 120.0
@@ -55,10 +65,22 @@ class Worker(asyncio.Protocol):
         channels: The streams that have sent commands here, by number: frames of replies name it. Replies for one that
             is gone are dropped: the worker keeps the last of each lane.
         calls: The unary calls, by the lane that each has a command on.
+        dedicated: It is for one session, or for those of one environment.
+        environment_id: The environment that a dedicated one is for.
+        isolates: That environment is to have a worker for each session, in quarantine or not.
+        memory_limit: How much memory that environment may take, in bytes; 0 for no limit.
         sessions: How many sessions it has, those in the making included.
+        placed: How many it has been given since it started.
+        pending: The environments that are made, described or closed on lanes that no session has.
+        started: When it was ready, by the loop's clock.
         ready: It has said what it hosts.
         closing: It gets no new sessions.
+        tainted: A step in it is stuck: what that does to it is known already.
+        retired: Why another has taken its place; it ends when its last session has left.
+        hoards: It is killed for its memory.
+        dead: Its process has ended.
         reason: Why it ended, or takes no new sessions.
+        congested: Set while it does not take what it is sent.
         ended_as_asked: It was asked to end, and did.
     """
 
@@ -67,12 +89,22 @@ class Worker(asyncio.Protocol):
     ) -> None:
         self.number = number
         self.dedicated = dedicated
+        self.environment_id = ""
+        self.isolates = False
+        self.memory_limit = 0
         self.channels: dict[int, Channel] = {}
         self.calls: dict[int, Call] = {}
         self.sessions = 0
+        self.placed = 0
+        self.pending: dict[int, str] = {}
+        self.started = 0.0
         self.ready = False
         self.closing = False
+        self.tainted = False
+        self.retired = ""
+        self.hoards = False
         self.reason = ""
+        self.congested: congestion.Congestion | None = None
         self.ended_as_asked = False
         self._asked_to_end = False
         self.pid = 0
@@ -85,65 +117,36 @@ class Worker(asyncio.Protocol):
         self._reader = FrameReader(config.max_payload + 2 * ENVELOPE)
         self._transport: asyncio.Transport
         self._process: asyncio.subprocess.Process
+        self._board: Board
         self._heard = 0.0
         self._output: collections.deque[str] = collections.deque(maxlen=20)
         self._tasks: list[asyncio.Task[None]] = []
-        self._dead = False
+        self.dead = False
 
     # -- the process ---------------------------------------------------------------------------------------------------
 
-    async def start(self) -> pb.ListEnvironmentsResponse:
+    async def start(self, *, clears: bool = False) -> pb.ListEnvironmentsResponse:
         """Starts the process and waits until it has imported its modules.
+
+        Args:
+            clears: Whether it clears away what sandboxes of servers left that were killed.
 
         Returns:
             What it hosts.
 
         Raises:
             ServerUnavailable: It ended, or took too long; the message has its last output.
+            OSError: The machine has not enough of something.
         """
         loop = asyncio.get_running_loop()
-        ours, theirs = socket.socketpair()
-        alive_read, alive_write = os.pipe()
-        config = link.WorkerConfig(
-            number=self.number,
-            link_fd=theirs.fileno(),
-            alive_fd=alive_write,
-            direct_path=str(self._folder / str(self.number)),
-            modules=self._config.modules,
-            paths=self._config.paths,
-            attributes=tuple(self._config.attributes.items()),
-            wrappers=self._config.wrappers,
-            max_payload=self._config.max_payload,
-            grace=self._config.grace,
-            sandboxes={
-                "backend": self._config.sandbox,
-                "options": self._config.sandbox_options,
-                "creations": self._config.sandbox_creations,
-                "spares": self._config.sandbox_spares,
-                "folder": str(self._folder / "sandboxes"),
-            },
-        )
-        try:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "gymhost.server.worker", config.to_json(),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                pass_fds=(theirs.fileno(), alive_write),
-                # Environments of many sessions share the cores; threads of BLAS in each would only fight for them.
-                env={"OMP_NUM_THREADS": "1", **_environment(), "PYTHONUNBUFFERED": "1"},
-                start_new_session=True,
-            )  # fmt: skip
-        finally:
-            theirs.close()
-            os.close(alive_write)
+        ours, alive = await self._spawn(clears=clears)
         self.pid = self._process.pid
         self._heard = loop.time()
-        os.set_blocking(alive_read, False)
+        os.set_blocking(alive, False)
         await loop.create_unix_connection(lambda: self, sock=ours)
         self._tasks = [
             loop.create_task(self._log_output()),
-            loop.create_task(self._watch_life(alive_read)),
+            loop.create_task(self._watch_life(alive)),
             loop.create_task(self._wait()),
         ]
         try:
@@ -155,7 +158,65 @@ class Worker(asyncio.Protocol):
             self.kill(error.message)
             raise
         self.ready = True
+        self.started = loop.time()
         return pb.ListEnvironmentsResponse.FromString(answer)
+
+    async def _spawn(self, *, clears: bool) -> tuple[socket.socket, int]:
+        """Starts the process; returns this end of its link, and of the pipe that shows that it lives."""
+        with contextlib.ExitStack() as kept, contextlib.ExitStack() as given:
+            ours, theirs = socket.socketpair()
+            kept.callback(ours.close)
+            given.callback(theirs.close)
+            alive_read, alive_write = os.pipe()
+            kept.callback(os.close, alive_read)
+            given.callback(os.close, alive_write)
+            self._board = Board()
+            given.callback(os.close, self._board.descriptor)
+            told = link.write_config(self._told(theirs.fileno(), alive_write, clears=clears))
+            given.callback(os.close, told)
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "gymhost.server.worker",
+                stdin=told,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                pass_fds=(theirs.fileno(), alive_write, self._board.descriptor),
+                # Environments of many sessions share the cores; threads of BLAS in each would only fight for them.
+                # All that it starts has the mark by which it is found again when this server was killed.
+                env={
+                    "OMP_NUM_THREADS": "1",
+                    **_environment(),
+                    "PYTHONUNBUFFERED": "1",
+                    FOLDER_VARIABLE: str(self._folder),
+                },
+                start_new_session=True,
+            )  # fmt: skip
+            kept.pop_all()
+            return ours, alive_read
+
+    def _told(self, link_fd: int, alive_fd: int, *, clears: bool) -> link.WorkerConfig:
+        """What the process is told at its start."""
+        return link.WorkerConfig(
+            number=self.number,
+            link_fd=link_fd,
+            alive_fd=alive_fd,
+            board_fd=self._board.descriptor,
+            direct_path=str(self._folder / str(self.number)),
+            modules=self._config.modules,
+            paths=self._config.paths,
+            attributes=tuple(self._config.attributes.items()),
+            wrappers=self._config.wrappers,
+            replayable=self._config.replayable,
+            max_payload=self._config.max_payload,
+            grace=self._config.grace,
+            sandboxes={
+                "backend": self._config.sandbox,
+                "options": self._config.sandbox_options,
+                "creations": self._config.sandbox_creations,
+                "spares": self._config.sandbox_spares,
+                "folder": str(self._folder / "sandboxes"),
+            },
+            clears=clears,
+        )
 
     async def stop(self, limit: float) -> None:
         """Closes the link, upon which the worker closes its environments and ends; kills it after a time."""
@@ -175,6 +236,26 @@ class Worker(asyncio.Protocol):
         except TimeoutError:
             self.kill("it did not end when it was asked to")
             await self._process.wait()
+
+    def retire(self, reason: str) -> None:
+        """Gives it no new sessions: it is to be stopped when its last one has left."""
+        self.closing = True
+        self.retired = reason
+
+    def suspects(self, environments: Mapping[int, str]) -> tuple[set[str], bool]:
+        """The environments that may have killed it.
+
+        Args:
+            environments: Those of its sessions, by their lanes.
+
+        Returns:
+            The environments, and whether it ended by a caller's own time limit.
+        """
+        of = {**self.pending, **environments}
+        if self.hoards:
+            return set(of.values()), False
+        lanes, hurried = self._board.suspects(of)
+        return {of[lane] for lane in lanes}, hurried
 
     def kill(self, reason: str) -> None:
         """Ends the process at once."""
@@ -199,7 +280,7 @@ class Worker(asyncio.Protocol):
         elif status < 0:
             self.reason = self.reason or f"it was killed by {_signal_name(-status)}"
         elif status == 0 and self._asked_to_end:
-            self.reason = self.reason or "it was asked to"
+            self.reason = self.reason or self.retired or "it was asked to"
             self.ended_as_asked = True
         else:
             words = "; its last words: " + " | ".join(list(self._output)[-3:]) if self._output else ""
@@ -217,7 +298,7 @@ class Worker(asyncio.Protocol):
                 return
             text = line.decode(errors="replace").rstrip()
             if text:
-                self._output.append(text)
+                self._output.append(text[:MAX_LINE])
                 log.info("[worker %d] %s", self.number, text)
 
     async def _watch_life(self, fd: int) -> None:
@@ -248,9 +329,21 @@ class Worker(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Part of asyncio.Protocol."""
         self._transport = transport  # pyright: ignore[reportAttributeAccessIssue]
+        self._transport.set_write_buffer_limits(congestion.HIGH, congestion.LOW)
+
+    def pause_writing(self) -> None:
+        """Part of asyncio.Protocol: the worker does not take what it is sent."""
+        self.congested = congestion.Congestion()
+
+    def resume_writing(self) -> None:
+        """Part of asyncio.Protocol: it has taken it."""
+        ended, self.congested = self.congested, None
+        if ended is not None:
+            ended.end()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Part of asyncio.Protocol: a worker without a link is of no use."""
+        self.resume_writing()
         if not self.closing:
             self.closing = True
             # It may be on its way out with a reason of its own; `_wait` reports. If not, this ends it.
@@ -269,6 +362,8 @@ class Worker(asyncio.Protocol):
                         self._take(reply)
         except errors.TooLarge as error:
             self.kill(error.message)
+        except ProtobufDecodeError as error:
+            self.kill(f"it sent what is no frame: {error}")
 
     def send(self, frame: pb.InteractRequest, channel: int = 0) -> None:
         """Sends a frame of commands, which came from a stream or are the front's own."""
@@ -278,14 +373,14 @@ class Worker(asyncio.Protocol):
 
     def forget_channel(self, channel: int) -> None:
         """Ends a channel whose stream has ended."""
-        if self.channels.pop(channel, None) is not None and not self._dead:
+        if self.channels.pop(channel, None) is not None and not self.dead:
             command = pb.Command(sequence=channel, kind=link.FORGET_CHANNEL)  # pyright: ignore[reportArgumentType]
             self.send(pb.InteractRequest(commands=[command]))
 
     def request(self, kind: int, lane: int, payload: bytes) -> asyncio.Future[bytes]:
         """Sends a command of the front's own; the future gets the reply's payload, or an `Error`."""
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        if self._dead:
+        if self.dead:
             future.set_exception(errors.SessionLost(f"worker {self.number} is gone: {self.reason}"))
             return future
         self._numbers += 1
@@ -317,16 +412,16 @@ class Worker(asyncio.Protocol):
             return
         error = errors.from_wire(reply.code, pb.Error.FromString(reply.payload))
         if reply.lane == 0:
-            self.closing = True
+            self.closing = self.tainted = True
             self.reason = self.reason or error.message
             self._owner.worker_tainted(self)
-        else:
-            self._owner.session_ended(reply.lane, error)
+        elif reply.lane >> 32 == self.number:
+            self._owner.session_ended(self, reply.lane, error)
 
     def _died(self) -> None:
-        if self._dead:
+        if self.dead:
             return
-        self._dead = True
+        self.dead = True
         self.closing = True
         for task in self._tasks:
             task.cancel()
@@ -348,7 +443,7 @@ class WorkerEvents(Protocol):
         """The worker asks for no more sessions: a step in it is stuck."""
         ...
 
-    def session_ended(self, lane: int, error: errors.Error) -> None:
+    def session_ended(self, worker: Worker, lane: int, error: errors.Error) -> None:
         """The worker gave a session up."""
         ...
 

@@ -1,4 +1,4 @@
-"""Runs a worker: `python -m gymhost.server.worker JSON`, started by a front."""
+"""Runs a worker: `python -m gymhost.server.worker`, started by a front, with its configuration as standard input."""
 
 import os
 import signal
@@ -8,18 +8,19 @@ import sys
 import uvloop
 
 from gymhost.server.descriptors import allow_descriptors
-from gymhost.server.link import WorkerConfig
+from gymhost.server.link import read_config
 from gymhost.server.worker.host import Host
 from gymhost.server.worker.output import tag_output
+from gymhost.server.worker.watchdog import end_group
 
 
 def main() -> None:
     """Serves the link until the front closes it."""
-    config = WorkerConfig.from_json(sys.argv[1])
+    config = read_config()
     # The front decides when its workers end; a Ctrl-C in the terminal reaches the whole process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.path[:] = dict.fromkeys([*config.paths, *sys.path])
-    for fd in (config.link_fd, config.alive_fd):
+    for fd in (config.link_fd, config.alive_fd, config.board_fd):
         os.set_inheritable(fd, False)
     allow_descriptors()
     tag_output()
@@ -29,6 +30,8 @@ def main() -> None:
     # Threads that are stuck in an environment's code must not keep the process.
     sys.stdout.flush()
     sys.stderr.flush()
+    if host.watchdog.front_is_gone():
+        end_group()
     os._exit(0)
 
 

@@ -10,7 +10,7 @@ import gymnasium
 from gymhost.server.worker import attributes
 from gymhost.server.worker.terms import Terms
 from gymhost.v1 import environments_pb2 as pb
-from gymhost.wire import errors, values
+from gymhost.wire import errors, fields, values
 from gymhost.wire.attributes import pack, unpack
 
 Environment = gymnasium.Env[Any, Any]
@@ -47,6 +47,7 @@ def options_of(command: pb.ResetCommand, terms: Terms) -> dict[str, Any] | None:
 
 def _reset_arguments(payload: bytes, terms: Terms) -> dict[str, Any]:
     command = pb.ResetCommand.FromString(payload)
+    fields.check(command)
     return {"seed": command.seed if command.HasField("seed") else None, "options": options_of(command, terms)}
 
 
@@ -57,6 +58,7 @@ def _step_action(payload: bytes, terms: Terms) -> Any:
 def _tool_action(payload: bytes, terms: Terms) -> Any:
     """The assistant message that makes the call."""
     command = pb.CallToolCommand.FromString(payload)
+    fields.check(command)
     try:
         arguments = json.loads(command.arguments or "{}")
     except ValueError as error:
@@ -66,7 +68,9 @@ def _tool_action(payload: bytes, terms: Terms) -> Any:
 
 
 def _evaluation_limit(payload: bytes, terms: Terms) -> str | None:
-    return pb.EvaluateCommand.FromString(payload).limit or None
+    command = pb.EvaluateCommand.FromString(payload)
+    fields.check(command)
+    return command.limit or None
 
 
 class Asked(NamedTuple):
@@ -95,6 +99,7 @@ def asked(payload: bytes, terms: Terms) -> Asked:
         InvalidArgument: The arguments are no tuple and map.
     """
     command = pb.AttributeCommand.FromString(payload)
+    fields.check(command)
     terms.attributes.check(command.name)
     arguments: Any = values.decode(command.arguments) if command.HasField("arguments") else ()
     named: Any = values.decode(command.keyword_arguments) if command.HasField("keyword_arguments") else {}

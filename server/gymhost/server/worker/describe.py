@@ -10,6 +10,7 @@ import gymnasium
 
 from gymhost.envs import registration
 from gymhost.envs.tasks import ENDLESS, Tasks
+from gymhost.server.worker.terms import replayable
 from gymhost.server.worker.vector import Native
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors, spaces, values
@@ -19,10 +20,10 @@ _MODES = {"thread": pb.RUN_MODE_THREAD, "async": pb.RUN_MODE_ASYNC, "inline": pb
 _ISOLATIONS = {"shared": pb.ISOLATION_SHARED, "process": pb.ISOLATION_PROCESS}
 
 
-def catalog(problems: list[registration.Problem]) -> pb.ListEnvironmentsResponse:
-    """Every environment that is registered, and what kept others from it."""
+def catalog(problems: list[registration.Problem], patterns: tuple[str, ...]) -> pb.ListEnvironmentsResponse:
+    """Every environment that is registered, and what kept others from it; which are replayable by the settings."""
     return pb.ListEnvironmentsResponse(
-        environments=[_info(registered) for registered in registration.catalog().values()],
+        environments=[_info(registered, patterns) for registered in registration.catalog().values()],
         problems=[f"{problem.source}: {problem.message}" for problem in problems],
     )
 
@@ -36,9 +37,9 @@ def import_fault(error: ImportError) -> errors.EnvironmentFault:
     return errors.EnvironmentFault(str(error), exception=type(cause).__qualname__, traceback=trace)
 
 
-def describe(request: pb.GetEnvironmentRequest) -> pb.GetEnvironmentResponse:
+def describe(request: pb.GetEnvironmentRequest, patterns: tuple[str, ...]) -> pb.GetEnvironmentResponse:
     """Makes an instance of the environment and describes it."""
-    info = _info(registration.catalog()[request.environment_id])
+    info = _info(registration.catalog()[request.environment_id], patterns)
     kwargs: Any = values.decode(request.kwargs) if request.HasField("kwargs") else {}
     env = registration.make(request.environment_id, **kwargs)
     try:
@@ -94,13 +95,16 @@ def _indices(request: pb.ListTasksRequest, size: int | None) -> Sequence[int]:
     return range(request.start, end if size is None else min(end, size))
 
 
-def created(env: Any, made_ms: int, attributes: Sequence[str] = ()) -> pb.CreateSessionResponse:
+def created(
+    env: Any, made_ms: int, attributes: Sequence[str] = (), *, is_replayable: bool = False
+) -> pb.CreateSessionResponse:
     """What a client needs to know of a new instance, without its id and lanes.
 
     Args:
         env: The instance.
         made_ms: Milliseconds that making it took.
         attributes: What the client may reach of it.
+        is_replayable: Whether the session can be made again from its commands.
 
     Raises:
         EnvironmentFault: The environment has spaces or metadata that can't travel.
@@ -116,6 +120,7 @@ def created(env: Any, made_ms: int, attributes: Sequence[str] = ()) -> pb.Create
             conversational=isinstance(env.action_space, Message),
             evaluates=hasattr(env.unwrapped, "evaluate"),
             attributes=attributes,
+            replayable=is_replayable,
             spec=_spec(env),
         )
         if isinstance(env, Native):
@@ -127,7 +132,7 @@ def created(env: Any, made_ms: int, attributes: Sequence[str] = ()) -> pb.Create
         raise errors.EnvironmentFault(f"the environment can't be hosted: {error.message}") from None
 
 
-def _info(registered: registration.Registered) -> pb.EnvironmentInfo:
+def _info(registered: registration.Registered, patterns: tuple[str, ...]) -> pb.EnvironmentInfo:
     hosting = registered.hosting
     return pb.EnvironmentInfo(
         environment_id=registered.id,
@@ -138,6 +143,8 @@ def _info(registered: registration.Registered) -> pb.EnvironmentInfo:
         reset_timeout_ms=round((hosting.reset_timeout or 0) * 1000),
         source=registered.source,
         native_vector=gymnasium.registry[registered.id].vector_entry_point is not None,
+        replayable=replayable(registered.id, hosting, patterns),
+        memory_limit_bytes=hosting.memory_limit or 0,
     )
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+import functools
 import gc
 import os
 import socket
@@ -12,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from gymhost.envs import registration, sandboxing, wrapping
 from gymhost.server import link
+from gymhost.server.board import IDLE, RUNNING, Board
 from gymhost.server.worker import describe, output
+from gymhost.server.worker.fork import give_back
 from gymhost.server.worker.links import DirectLink, FrontLink
 from gymhost.server.worker.outlet import Outlet
 from gymhost.server.worker.session import AsyncSession, Done, InlineSession, Session
@@ -34,10 +37,11 @@ _MODES: dict[str, type[Session]] = {"inline": InlineSession, "thread": ThreadSes
 class Turn:
     """A part of a turn of the loop whose replies leave together at its end. Entered for each frame that arrives."""
 
-    __slots__ = ("_laden", "open")
+    __slots__ = ("_laden", "number", "open")
 
     def __init__(self) -> None:
         self.open = False
+        self.number = 0
         self._laden: list[Outlet] = []
 
     def __enter__(self) -> None:
@@ -45,6 +49,7 @@ class Turn:
 
     def __exit__(self, *exc: object) -> None:
         self.open = False
+        self.number += 1
         laden, self._laden = self._laden, []
         for outlet in laden:
             outlet.flush()
@@ -77,12 +82,15 @@ class Host:
         self.max_payload = config.max_payload
         self.loop: asyncio.AbstractEventLoop
         self.watchdog = Watchdog(config.alive_fd, config.loop_limit)
+        self.board = Board(config.board_fd)
         self.sessions: dict[int, Session] = {}
         self.problems: list[registration.Problem] = []
         self._failure: errors.EnvironmentFault | None = None
         self._sandboxes_to_try: Backend | None = None
         # The sessions by the token that opens them to clients on the same host.
         self.by_token: dict[str, Session] = {}
+        # The lanes of sessions that are being forked.
+        self.promised: set[int] = set()
         self.turn = Turn()
         # Calls that other threads hand to the loop; one wake-up serves all that have gathered.
         self._posted: collections.deque[tuple[Callable[[Any], None], Any]] = collections.deque()
@@ -119,6 +127,8 @@ class Host:
         await self.loop.create_unix_connection(lambda: self._front, sock=end)
         sweeps = [self.loop.create_task(self._sweep()), self.loop.create_task(self._sweep_idle())]
         self.keep(self.loop.create_task(self._try_sandboxes()))
+        if self.config.clears:
+            self.keep(self.loop.create_task(self._clear_sandboxes()))
         await self._front.closed
         direct.close()
         for sweep in sweeps:
@@ -175,19 +185,28 @@ class Host:
             elif kind == link.CATALOG:
                 if self._failure is not None:
                     raise self._failure
-                self._answer(number, describe.catalog(self.problems))
+                self._answer(number, describe.catalog(self.problems, self.config.replayable))
             elif kind == link.DESCRIBE:
                 request = pb.GetEnvironmentRequest.FromString(command.payload)
-                self.keep(self.loop.create_task(self._describe(number, describe.describe, request)))
+                look = functools.partial(describe.describe, patterns=self.config.replayable)
+                self.keep(self.loop.create_task(self._describe(command, look, request)))
             elif kind == link.TASKS:
                 request = pb.ListTasksRequest.FromString(command.payload)
-                self.keep(self.loop.create_task(self._describe(number, describe.tasks, request)))
+                self.keep(self.loop.create_task(self._describe(command, describe.tasks, request)))
             elif kind == pb.COMMAND_KIND_CANCEL:
                 if session is not None:
                     session.cancel()
             elif kind == pb.COMMAND_KIND_CLOSE:
                 self._close(command.lane, number)
-            elif session is None and kind < link.CREATE:
+            elif session is not None and kind in (pb.COMMAND_KIND_FORK, link.REPLY):
+                session.submit(command, outlet)
+                if kind == pb.COMMAND_KIND_FORK:
+                    # A repeated one has its sessions already; one that is out of sequence gets none.
+                    give_back(self, pb.ForkResult.FromString(command.payload))
+            elif kind == pb.COMMAND_KIND_FORK:
+                outlet.send_error(command.lane, number, errors.SessionLost("the session has ended"))
+                give_back(self, pb.ForkResult.FromString(command.payload))
+            elif session is None and (kind < link.CREATE or kind == link.REPLY):
                 # A lane that ended while the command was on its way; the front has told its client, or will.
                 outlet.send_error(command.lane, number, errors.SessionLost("the session has ended"))
             elif kind == link.FORGET_CHANNEL:
@@ -222,10 +241,12 @@ class Host:
         started = time.monotonic()
 
         def made(error: BaseException | None) -> None:
+            session.mark(IDLE)
             if error is None:
                 try:
                     took = round((time.monotonic() - started) * 1000)
-                    reply = describe.created(session.env, took, session.terms.attributes.names)
+                    terms = session.terms
+                    reply = describe.created(session.env, took, terms.attributes.names, is_replayable=terms.replayable)
                 except Exception as unsuitable:  # noqa: BLE001 - the environment's own attributes were looked at
                     error = unsuitable
                 else:
@@ -236,23 +257,29 @@ class Host:
             self._end(session, lambda _: None)
             self._leave_if_done()
 
+        if lane in self.sessions:
+            raise errors.ServerFault(f"lane {lane} has a session already")
         self.sessions[lane] = session
         self.by_token[session.token] = session
+        session.mark(RUNNING)
         session.start(request, made)
 
-    async def _describe(self, number: int, look: Callable[[Any], Any], request: Any) -> None:
-        owner = _Described(request.environment_id)
+    async def _describe(self, command: pb.Command, look: Callable[[Any], Any], request: Any) -> None:
+        owner, number, place = _Described(request.environment_id), command.sequence, self.board.place(command.lane)
         output.current_session.set(owner)
+        self.board.bytes[place] = RUNNING
         try:
             self._answer(number, await asyncio.to_thread(look, request))
         except BaseException as error:  # noqa: BLE001 - the environment's own code ran
             self._refuse(number, error)
         finally:
+            self.board.bytes[place] = IDLE
             owner.sandboxes.close()
 
     def _close(self, lane: int, number: int) -> None:
         session = self.sessions.get(lane)
         if session is None:
+            self.promised.discard(lane)
             self._answer(number)
             return
 
@@ -271,9 +298,11 @@ class Host:
         """Closes a session's environment, and destroys the sandboxes that it left behind."""
 
         def closed(error: BaseException | None) -> None:
+            session.mark(IDLE)
             session.sandboxes.close()
             done(error)
 
+        session.mark(RUNNING)
         session.close(closed)
 
     def _forget(self, session: Session) -> None:
@@ -326,6 +355,12 @@ class Host:
             problem = await self._sandboxes_to_try.problem()
             if problem is not None:
                 print(f"sandboxes can't be made: {problem}", flush=True)
+
+    async def _clear_sandboxes(self) -> None:
+        """Removes what sandboxes left that were killed with their worker: most of it goes with them, groups do not."""
+        from gymhost.envs.sandbox.bubblewrap import cgroups
+
+        await asyncio.to_thread(cgroups.sweep)
 
     async def _destroy_sandboxes(self) -> None:
         """Destroys all sandboxes, whoever they were made for; what is not gone in time goes with the process."""
@@ -384,6 +419,7 @@ class Host:
         """
         if not self.unwatch(session):
             return False
+        session.blame()
         session.deadline = -1.0
         self._forget(session)
         session.sandboxes.close()

@@ -33,12 +33,23 @@ class FrontLink(asyncio.Protocol):
         self._host = host
         self._reader = FrameReader(host.config.max_payload + ENVELOPE)
         self._outlets: dict[int, Outlet] = {}
+        self._transport: asyncio.Transport
         self._writer: Writer
         self.closed: asyncio.Future[None] = host.loop.create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Part of asyncio.Protocol."""
-        self._writer = Writer(cast(asyncio.Transport, transport))
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(MAX_QUEUED)
+        self._writer = Writer(self._transport)
+
+    def pause_writing(self) -> None:
+        """Part of asyncio.Protocol: no more commands while their replies pile up."""
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Part of asyncio.Protocol: the front has taken them."""
+        self._transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Part of asyncio.Protocol."""
@@ -61,18 +72,22 @@ class FrontLink(asyncio.Protocol):
         """Part of asyncio.Protocol: runs all commands of a frame, then sends their replies together."""
         host = self._host
         sessions = host.sessions
-        with host.turn:
-            for channel, message in self._reader.feed(data):
-                outlet = self.outlet(channel)
-                for command in pb.InteractRequest.FromString(message).commands:
-                    session = sessions.get(command.lane)
-                    if session is not None and _FIRST <= command.kind <= _LAST:
-                        try:
-                            session.submit(command, outlet)
-                        except Exception as error:  # noqa: BLE001 - whatever one command does must not end the worker
-                            outlet.send_error(command.lane, command.sequence, error)
-                    else:
-                        host.control(session, command, outlet)
+        try:
+            with host.turn:
+                for channel, message in self._reader.feed(data):
+                    outlet = self.outlet(channel)
+                    for command in pb.InteractRequest.FromString(message).commands:
+                        session = sessions.get(command.lane)
+                        if session is not None and _FIRST <= command.kind <= _LAST:
+                            try:
+                                session.submit(command, outlet)
+                            except Exception as error:  # noqa: BLE001 - what a command does must not end the worker
+                                outlet.send_error(command.lane, command.sequence, error)
+                        else:
+                            host.control(session, command, outlet)
+        except (errors.TooLarge, ProtobufDecodeError) as error:
+            print(f"the link to the front is closed: {error}", flush=True)
+            self._transport.abort()
 
 
 class DirectLink(asyncio.Protocol):

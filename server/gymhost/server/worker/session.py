@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import time
 from collections.abc import Callable, Coroutine, Generator
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 import gymnasium
 from gymnasium.wrappers import OrderEnforcing
@@ -14,9 +14,12 @@ from gymnasium.wrappers import OrderEnforcing
 from gymhost.envs.registration import Hosting, make
 from gymhost.envs.sandboxing import Scope
 from gymhost.envs.wrapping import wrap
+from gymhost.server import link
+from gymhost.server.board import BLAMED, HURRIED, IDLE, RUNNING
 from gymhost.server.worker import output, vector
 from gymhost.server.worker.calls import CALLS, Call
 from gymhost.server.worker.failure import failure, unimplemented
+from gymhost.server.worker.fork import Forking
 from gymhost.server.worker.output import current_session
 from gymhost.server.worker.terms import Terms
 from gymhost.server.worker.vector_calls import VECTOR_CALLS
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 # Seconds that closing an environment may take, and that a coroutine gets to end once it is cancelled.
 CLOSE_LIMIT = 10.0
 CANCEL_GRACE = 2.0
+
+T = TypeVar("T")
 
 # What ends a make or a close: None, or the error.
 Done = Callable[[BaseException | None], None]
@@ -47,8 +52,9 @@ class Session(abc.ABC):
     """
 
     __slots__ = (
-        "busy", "calls", "code", "deadline", "direct", "env", "environment_id", "host", "hosting",
-        "idle_limit", "lane", "last", "limit", "outlet", "reply", "sandboxes", "terms", "token", "touched",
+        "board", "busy", "calls", "code", "deadline", "direct", "env", "environment_id", "host", "hosting",
+        "idle_limit", "lane", "last", "limit", "outlet", "place", "repeated", "reply", "sandboxes", "terms", "token",
+        "touched",
     )  # fmt: skip
 
     def __init__(self, host: "Host", lane: int, request: pb.CreateSessionRequest, hosting: Hosting) -> None:
@@ -71,7 +77,11 @@ class Session(abc.ABC):
         self.last = 0
         self.code = 0
         self.reply = b""
+        # The turn and the outlet in which the last reply was last sent once more.
+        self.repeated: tuple[int, Outlet] | None = None
         self.busy = False
+        # Where the front sees, when the worker has died, that code ran here.
+        self.board, self.place = host.board.bytes, host.board.place(lane)
         # While a call runs: when it has to end (monotonic), and the name of the limit that says so.
         self.deadline = 0.0
         self.limit = ""
@@ -88,16 +98,20 @@ class Session(abc.ABC):
         if sequence == self.last + 1 and not self.busy:
             self.last = sequence
             self.busy = True
+            self.board[self.place] = RUNNING
             self.outlet = outlet
             call = self.calls.get(command.kind)
             if call is None:
-                self.finish(*failure(unimplemented(command.kind)))
+                self._take_other(command)
             else:
                 self.run(call, command.payload, command.time_left_ms)
         elif sequence == self.last and sequence:
             # Running still: its reply goes the way of the newest asker, once it is there.
             self.outlet = outlet
-            if not self.busy:
+            repeated = self.host.turn.number, outlet
+            # One answer serves all that ask in one turn: small commands must not make heaps of large replies.
+            if not self.busy and self.repeated != repeated:
+                self.repeated = repeated
                 outlet.send(self.lane, sequence, self.code, self.reply)
         else:
             running = ", which is running" if self.busy else ""
@@ -106,11 +120,26 @@ class Session(abc.ABC):
             )
             outlet.send_error(self.lane, sequence, error)
 
+    def _take_other(self, command: pb.Command) -> None:
+        """Takes a command that is not in the tables of calls, which is no step."""
+        try:
+            if command.kind == pb.COMMAND_KIND_FORK:
+                forking = Forking(self, pb.ForkResult.FromString(command.payload))
+                self.run(forking.call, b"", command.time_left_ms)
+            elif command.kind == link.REPLY:
+                reply = pb.Reply.FromString(command.payload)
+                self.finish(reply.code, reply.payload)
+            else:
+                raise unimplemented(command.kind)
+        except Exception as error:  # noqa: BLE001 - whatever it was, the lane goes on
+            self.finish(*failure(error))
+
     def finish(self, code: int, reply: bytes) -> None:
         """Stores the reply of the running command and sends it. On the event loop only."""
         self.code = code
         self.reply = reply
         self.busy = False
+        self.board[self.place] = IDLE
         if self.idle_limit:
             self.touched = time.monotonic()
         if self.outlet is not None:
@@ -154,6 +183,15 @@ class Session(abc.ABC):
         """Ends that; False where the call was given up meanwhile."""
         return self.host.unwatch(self)
 
+    def blame(self) -> None:
+        """Marks the session as what its worker ends for."""
+        self.board[self.place] = HURRIED if self.limit == "command" else BLAMED
+
+    def mark(self, mark: int) -> None:
+        """Marks whether code runs, other than a command: the environment is made or closed."""
+        if self.board[self.place] < BLAMED:
+            self.board[self.place] = mark
+
     def overrun(self) -> str:
         """What to say of a call that went past its deadline."""
         setting = {
@@ -182,6 +220,29 @@ class Session(abc.ABC):
             self.env = vector.make(request, kwargs, self.terms.wrappers, self.resetting)
         else:
             self.env = wrap(make(self.environment_id, **kwargs), self.terms.wrappers)
+
+    def twin(self, lane: int, token: bytes) -> Self:
+        """Makes a session like this one that has no environment yet, and is in no table."""
+        request = pb.CreateSessionRequest(
+            environment_id=self.environment_id,
+            idempotency_key=token,
+            idle_timeout_ms=round(self.idle_limit * 1000),
+        )
+        twin = type(self)(self.host, lane, request, self.hosting)
+        twin.terms = self.terms
+        return twin
+
+    def abandon(self) -> None:
+        """Ends what `twin` made and nobody got."""
+        self.sandboxes.close()
+
+    def on_loop(self, act: Callable[[], T]) -> T:
+        """Calls something on the event loop, from where the environment's code runs.
+
+        Raises:
+            ServerFault: It was not called in time.
+        """
+        return act()
 
     def leave(self, *, tell: bool = True) -> None:
         """Ends the direct path, if the session is driven there.

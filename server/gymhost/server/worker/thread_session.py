@@ -1,18 +1,20 @@
 """Sessions whose code runs on a thread of their own; the thread may serve a client on the same host all by itself."""
 
+import concurrent.futures
 import contextlib
 import queue
 import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from google.protobuf.message import DecodeError as ProtobufDecodeError
 
 from gymhost.envs.registration import Hosting
+from gymhost.server.board import IDLE, RUNNING
 from gymhost.server.worker.calls import Call
-from gymhost.server.worker.failure import failure, unimplemented
+from gymhost.server.worker.failure import failure
 from gymhost.server.worker.output import current_session
 from gymhost.server.worker.packing import Packing, packed
 from gymhost.server.worker.session import CANCEL_GRACE, CLOSE_LIMIT, Done, Session
@@ -25,6 +27,9 @@ from gymhost.wire.limits import ENVELOPE
 if TYPE_CHECKING:
     from gymhost.server.worker.host import Host
     from gymhost.server.worker.outlet import Outlet
+
+
+T = TypeVar("T")
 
 
 class ThreadSession(Session):
@@ -90,8 +95,7 @@ class ThreadSession(Session):
         self._queue.put((call, payload))
 
     def start(self, request: pb.CreateSessionRequest, done: Done) -> None:
-        # A daemon, since one that is stuck in the environment's code must not keep the worker from ending.
-        threading.Thread(target=self._work, name=f"session-{self.lane}", daemon=True).start()
+        self._start_thread()
         self._call("reset", self.hosting.reset_timeout, lambda: self.make(request), done)
 
     def close(self, done: Done) -> None:
@@ -161,6 +165,10 @@ class ThreadSession(Session):
             self._waiting = self._end = end
         self._queue.put(end)
 
+    def _start_thread(self) -> None:
+        # A daemon, since one that is stuck in the environment's code must not keep the worker from ending.
+        threading.Thread(target=self._work, name=f"session-{self.lane}", daemon=True).start()
+
     def _shut(self) -> None:
         """Ends the service of the socket; its thread and its client both see it end. The lock is held."""
         end, self._end = self._end, None
@@ -188,6 +196,26 @@ class ThreadSession(Session):
             done(stopped_by or error)
 
     # -- on the session's own thread -----------------------------------------------------------------------------------
+
+    def twin(self, lane: int, token: bytes) -> Self:
+        twin = super().twin(lane, token)
+        twin._start_thread()
+        return twin
+
+    def abandon(self) -> None:
+        super().abandon()
+        self._queue.put(None)
+
+    def on_loop(self, act: Callable[[], T]) -> T:
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self.host.post(_act, (future, act))
+        try:
+            # The watchdog ends a worker whose loop stands still for longer.
+            return future.result(self.host.config.loop_limit)
+        except TimeoutError:
+            if future.cancel():
+                raise errors.ServerFault("the worker's event loop stands still") from None
+            return future.result()
 
     def _work(self) -> None:
         current_session.set(self)
@@ -233,6 +261,7 @@ class ThreadSession(Session):
         self.code = code
         self.reply = reply
         self.busy = False
+        self.board[self.place] = IDLE
         self._in_memory = False
         if self.idle_limit:
             self.touched = time.monotonic()
@@ -273,6 +302,9 @@ class ThreadSession(Session):
     def _answer(self, command: pb.Command, frames: SocketFrames) -> bool:
         """Runs a command of the socket and answers it; False when the socket is to be served no longer."""
         lane, sequence = self.lane, command.sequence
+        call = self.calls.get(command.kind)
+        if call is None:
+            return False  # the stream is where other things are done
         with self._lock:
             if self._end is not frames.end or self.busy or command.lane != lane:
                 return False
@@ -281,19 +313,16 @@ class ThreadSession(Session):
                 return False
             self.last = sequence
             self.busy = True
+            self.board[self.place] = RUNNING
             self.outlet = None
-        call = self.calls.get(command.kind)
-        if call is None:
-            code, reply = failure(unimplemented(command.kind))
-        else:
-            self.set_limit(call, command.time_left_ms)
-            self.watch()
-            code, reply = self.execute(call, command.payload)
+        self.set_limit(call, command.time_left_ms)
+        self.watch()
+        code, reply = self.execute(call, command.payload)
         with self._lock:
             if not self._end_command(code, reply):
                 return False
             code, reply = self.code, self.reply
-            self._in_memory = call is not None and call.kept is not None and not code
+            self._in_memory = call.kept is not None and not code
             here = self._end is frames.end
             if not here and self.outlet is not None:
                 # Its client has asked on the stream meanwhile.
@@ -327,6 +356,15 @@ class ThreadSession(Session):
 
     def _checked(self, reply: bytes) -> tuple[int, bytes]:
         return (0, reply) if len(reply) <= self.host.max_payload else failure(self.host.too_large(reply))
+
+
+def _act(asked: tuple[concurrent.futures.Future[Any], Callable[[], Any]]) -> None:
+    future, act = asked
+    if future.set_running_or_notify_cancel():
+        try:
+            future.set_result(act())
+        except BaseException as error:  # noqa: BLE001 - it is for the thread that asked
+            future.set_exception(error)
 
 
 def _response(lane: int, sequence: int, code: int, payload: bytes) -> bytes:

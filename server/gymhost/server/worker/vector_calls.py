@@ -10,13 +10,14 @@ from gymhost.server.worker.terms import Terms
 from gymhost.server.worker.vector import Infos, VectorSessionEnv
 from gymhost.server.worker.vector_infos import Added
 from gymhost.v1 import environments_pb2 as pb
-from gymhost.wire import errors, tensors, values
+from gymhost.wire import errors, fields, tensors, values
 from gymhost.wire.attributes import pack, unpack
 from gymhost.wire.layout import Batch
 
 
 def _reset_arguments(payload: bytes, terms: Terms) -> tuple[Any, Any, dict[str, Any] | None]:
     command = pb.ResetCommand.FromString(payload)
+    fields.check(command)
     seeds: Any = values.decode(command.seeds) if command.HasField("seeds") else None
     mask = np.frombuffer(command.mask, np.bool_) if command.mask else None
     return seeds, mask, options_of(command, terms)

@@ -7,6 +7,7 @@ and the front kills the worker.
 
 import faulthandler
 import os
+import signal
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -48,20 +49,18 @@ class Watchdog:
             now = time.monotonic()
             if now >= next_byte:
                 next_byte = now + 1.0
-                try:
-                    os.write(self._alive_fd, b".")
-                except BlockingIOError:
-                    pass
-                except OSError:
-                    os._exit(EXIT_OVERRUN)  # the front is gone
+                if self.front_is_gone():
+                    end_group()
             deadline, session = self.deadline, self.session
             if deadline:
                 if now > deadline and session is not None:
+                    session.blame()
                     self._end(session.overrun())
             elif self.loop_beat and now > self.loop_beat + STILL:
                 # Nothing on the loop can stop what overran; a coroutine that blocks is what stands in its way.
                 for blocked in list(self.watched.values()):
                     if 0 < blocked.deadline < now - STILL:
+                        blocked.blame()
                         self._end(
                             f"{blocked.overrun()}, and the worker's event loop stood still (a coroutine that blocks?)"
                         )
@@ -69,8 +68,25 @@ class Watchdog:
                 self._end(f"the worker's event loop stood still for {self._loop_limit:g} s (a coroutine that blocks?)")
             time.sleep(0.1)
 
+    def front_is_gone(self) -> bool:
+        """Shows the front that the process lives; whether there is none any more."""
+        try:
+            os.write(self._alive_fd, b".")
+        except BlockingIOError:
+            pass
+        except OSError:
+            return True
+        return False
+
     def _end(self, why: str) -> None:
         faulthandler.dump_traceback(file=2, all_threads=True)
         # The last line is what the front reports.
         os.write(2, f"\n{why}\n".encode())
         os._exit(EXIT_OVERRUN)
+
+
+def end_group() -> None:
+    """Ends this worker, whose front is gone, with all that its environments have started: nobody else would."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(EXIT_OVERRUN)

@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Iterable, Mapping
 
-__all__ = ["Group", "Groups", "counted", "remove_all", "thaw_all"]
+__all__ = ["Group", "Groups", "counted", "remove_all", "sweep", "thaw_all"]
 
 PREFIX = "gymhost-sandboxes-"
 
@@ -312,6 +312,12 @@ def _mounts() -> dict[str, tuple[str, str]]:
     return found
 
 
+def sweep() -> None:
+    """Removes what dead keepers left behind. Blocks, for seconds at most."""
+    for parent in _parents().values():
+        _sweep(parent)
+
+
 def _sweep(parent: str) -> None:
     """Removes what dead keepers left behind, here and beside: at another start a worker may be in another group."""
     for folder in {parent, *_groups_in(os.path.dirname(parent))}:
@@ -332,8 +338,22 @@ def _sweep_one(path: str) -> None:
     else:
         thaw_all(path)
         remove_all(path)
+        until = time.monotonic() + SETTLE_LIMIT
+        while os.path.isdir(path) and time.monotonic() < until:
+            _end_in(path)
+            time.sleep(0.01)
+            remove_all(path)
     finally:
         os.close(descriptor)
+
+
+def _end_in(folder: str) -> None:
+    """Kills what is in the groups of a dead keeper."""
+    for inner in (*_groups_in(folder), folder):
+        with contextlib.suppress(OSError):
+            for pid in map(int, _read(f"{inner}/cgroup.procs").split()):
+                if pid != 0:  # one that can't be seen from here
+                    os.kill(pid, signal.SIGKILL)
 
 
 def _read(path: str) -> str:
