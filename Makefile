@@ -75,7 +75,7 @@ bench: .venv/installed ## compare throughput with bare gRPC and with peers: abou
 	@$(BIN)/python -m tests.benchmarks $(ARGS)
 
 clean: ## remove all that make installed and built
-	rm -rf .venv .venv-* build dist demo-output .hypothesis .import_linter_cache .pytest_cache* .ruff_cache
+	rm -rf .venv .venv-* build dist demo-output learning-output .hypothesis .import_linter_cache .pytest_cache* .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp: a second run is quick, and a change of what is to be installed runs it again.

@@ -90,7 +90,7 @@ RUNS = {
         tasks_a_step=7,
         full=Plan(games=3000, sft_steps=500, steps=120, held_out=200),
         # So much can't be learned in a minute or two: fewer numbers can.
-        short=Plan(games=600, sft_steps=150, steps=20, held_out=60, kwargs={"high": 3, "guesses": 2}),
+        short=Plan(games=800, sft_steps=350, steps=24, held_out=60, kwargs={"high": 3, "guesses": 2}),
     ),
     "text_game": Run(
         "A text game: the plan of a house",
@@ -113,8 +113,8 @@ RUNS = {
         "The house and the chores, mixed",
         (HOUSE, CHORES),
         tasks_a_step=10,
-        full=Plan(games=800, sft_steps=350, steps=60, held_out=200),
-        short=Plan(games=400, sft_steps=200, steps=20, held_out=60),
+        full=Plan(games=800, sft_steps=600, steps=80, held_out=200),
+        short=Plan(games=500, sft_steps=400, steps=24, held_out=60),
         turn_tokens=24,
         settings={"max_completion_length": 256},
     ),

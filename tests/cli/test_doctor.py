@@ -116,7 +116,7 @@ def test_it_tells_of_a_server_and_of_a_token_that_lacks():
     with serving("--new-token") as running:
         token = running.stderr.readline().split()[1]
         found = found_by("--server", running.address, "--token", token)
-        for name in ("reach", "token", "versions", "round trip", "server"):
+        for name in ("reach", "token", "TLS", "versions", "round trip", "server"):
             assert found[name]["verdict"] == "ok", found[name]
         assert int(found["environments"]["detail"].split()[0]) > 5
         assert "1 workers" in found["server"]["detail"]

@@ -303,7 +303,7 @@ def test_a_fault_that_ends_several_checks_is_told_once() -> None:
     assert text.count("raise LookupError") == 1
     line = Raises.step.__code__.co_firstlineno + 1
     assert detail.startswith(f"LookupError: no such step\nRaised at {__file__}, line {line}\n")
-    found(report, "error", "What travels, Determinism, Leaks, How it runs, Over the wire, Replay: it raised")
+    found(report, "error", "What travels, Determinism, Forks, Leaks, How it runs, Over the wire, Replay: it raised")
 
 
 def test_faults_that_differ_are_all_told() -> None:

@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.heavy, pytest.mark.timeout(240)]  # a busy machine tak
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "trl"
 STEPS = 2
+GAMES = 24
 
 # The tools of TRL's examples with the JSON types of their arguments. That of Wordle is called `guess` there.
 INCREMENT = {"increment": {"step": "integer"}}
@@ -90,8 +91,11 @@ SMALL = {
     "use_cpu": True,
     "shuffle_dataset": False,  # so that both environments of a mix are in each batch
 }
-# A number at random has a chance where there are few.
-MORE = {"sudoku": {"game": "Sudoku-v0-hard"}}
+# So that luck is enough for some of what is paid for.
+MORE: dict[str, dict[str, Any]] = {
+    "increment": {"max_tool_calling_iterations": 1},
+    "sudoku": {"game": "Sudoku-v0-medium"},
+}
 
 
 # What Qwen3's template puts between a call and the next turn.
@@ -116,9 +120,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model: Any = build_model(tokenizer, seed=0)
     rows = [row(game, tokenizer) for game in games]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    torch.manual_seed(0)
-    for _ in range(50):
-        some = [rows[place] for place in torch.randperm(len(rows))[:6].tolist()]
+    luck = random.Random(0)
+    for _ in range(60):
+        some = [luck.choice(rows[start : start + GAMES]) for start in range(0, len(rows), GAMES)]  # one of each
         ids, labels = (
             torch.nn.utils.rnn.pad_sequence(
                 [torch.tensor(each) for each in column], batch_first=True, padding_value=padding
@@ -172,11 +176,11 @@ def played() -> Iterator[tuple[list[Any], list[Any]]]:
         "examples/Interactions-v0": lambda: call("query_biogrid", sql_command=luck.choice(queries)),
     }
     for env_id, player in clumsy.items():
-        env: Any = make(env_id)
-        for seed in range(24):
+        env: Any = make(env_id, **MORE["sudoku"]) if env_id == "examples/Sudoku-v0" else make(env_id)
+        for seed in range(GAMES):
             observation, _ = env.reset(seed=seed)
             messages = list(observation)
-            for _ in range(2):
+            for _ in range(9 if env_id == "examples/Catch-v0" else 2):
                 action = player()
                 observation, _, terminated, truncated, _ = env.step(action)
                 messages += [action, *observation]
@@ -243,13 +247,13 @@ def test_a_script_trains_with_the_tools_of_trl_s(runs: dict[str, Future[dict[str
 
 
 def answered(completion: list[dict[str, Any]]) -> list[tuple[dict[str, Any], str]]:
-    """The calls of a rollout that an environment answered, each as its arguments and the answer."""
+    """The calls of a rollout that came to the environment, each as its arguments and the answer."""
     calls = [item["function"] for message in completion for item in message.get("tool_calls") or []]
     answers = [message["content"] for message in completion if message["role"] == "tool"]
     return [
         (function["arguments"], answer.partition("\n\nThe episode is over.")[0])
         for function, answer in zip(calls, answers, strict=False)
-        if not answer.startswith(("Error:", "{'error'"))
+        if not answer.startswith(("Error: invalid arguments", "{'error'"))
     ]
 
 
@@ -267,7 +271,7 @@ def of_wordle(_: str, calls: list[Any]) -> float:
 
 
 def of_catch(_: str, calls: list[Any]) -> float:
-    return float(bool(calls) and "row 10" in calls[-1][1] and "above" in calls[-1][1])
+    return float(any("row 10" in answer and "above" in answer for _, answer in calls))
 
 
 def of_sudoku(prompt: str, calls: list[Any]) -> float:
@@ -281,7 +285,8 @@ def of_sudoku(prompt: str, calls: list[Any]) -> float:
 
 def of_biogrid(_: str, calls: list[Any]) -> float:
     queries = [arguments["sql_command"].lower() for arguments, _ in calls]
-    return float(1 <= len(queries) <= 3 and all(" where " in query and "limit 1" not in query for query in queries))
+    fine = 1 <= len(queries) <= 3 and not any(answer.startswith("Error:") for _, answer in calls)
+    return float(fine and all(" where " in query and "limit 1" not in query for query in queries))
 
 
 REWARDS = {
@@ -309,5 +314,5 @@ def test_the_environment_s_rubrics_pay(runs: dict[str, Future[dict[str, Any]]], 
     assert len(paid) == SMALL["per_device_train_batch_size"]
     if name == "sql_agent":
         assert set(run["rewards"]["correct"]) <= {0.6, -0.5, -1.0}
-    if name in ("echo", "sql_agent", "sudoku"):  # the others take some luck
+    if name in ("echo", "sql_agent"):  # the others take some luck
         assert any(paid)

@@ -348,7 +348,7 @@ async def in_recovery(session: Session, notes: Notes) -> asyncio.Task[Any]:
 async def test_a_recovery_has_a_limit(server: ServerProcess, notes: Notes) -> None:
     async with (
         connect(server.address, recovery_timeout=1.0) as remote,
-        remote.session("test/Tally-v0", notes=str(notes), slow_again=3.0) as session,
+        remote.session("test/Tally-v0", notes=str(notes), slow_again=2.0) as session,
     ):
         stepping = await in_recovery(session, notes)
         started = time.monotonic()
@@ -356,6 +356,7 @@ async def test_a_recovery_has_a_limit(server: ServerProcess, notes: Notes) -> No
             await stepping
         assert time.monotonic() - started < 2
         assert session.lost
+        await asyncio.to_thread(notes.wait, 5)  # until what was being made is made, and nobody's
         await until_sessions(remote, 0)
 
 
@@ -398,7 +399,7 @@ async def test_a_session_closed_during_its_recovery_is_gone(server: ServerProces
                 await stepping
             del session, stepping
             gc.collect()
-        await asyncio.sleep(1.2)  # until what was being made is made, if nobody has stopped it
+        await asyncio.to_thread(notes.wait, 5)  # until what was being made is made, and nobody's
         await until_sessions(remote, 0)
 
 

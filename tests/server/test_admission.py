@@ -120,13 +120,22 @@ async def test_a_priority_is_for_all_who_make_environments(start_server: StartSe
                 asyncio.to_thread(make_vec, "test/Counter-v0", 1, server=server.address, shards=1, priority=1)
             ),
         ]
-        await asyncio.sleep(0.3)
+        await _until_waiting(remote, 3)
         for session in held:
             await session.close()
         for made in await asyncio.gather(*makes):
             assert waiting.came == []
             await asyncio.to_thread(made.close)
         assert await waiting.end() == ["session"]
+
+
+async def _until_waiting(remote: RemoteServer, wanted: int) -> None:
+    """Waits until so many creates wait for places: one more is told how many there are."""
+    while True:
+        with pytest.raises(CapacityExhausted, match="creates waiting") as raised:
+            await remote.session("test/Counter-v0", create_timeout=0.05, priority=-1000).open()
+        if f", {wanted + 1} creates waiting" in raised.value.message:
+            return
 
 
 async def test_the_estimate_is_how_fast_places_came_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,6 +298,7 @@ async def test_a_flooded_server_answers_health_checks_and_says_when_to_ask_again
             refused += await done == grpc.StatusCode.RESOURCE_EXHAUSTED
             if refused == clients * creates - 50:
                 break
+        assert refused == clients * creates - 50  # the others wait
         assert len(took) > quiet
         # Seconds, on a machine that does much else at once: what counts is that it answers, and goes on to.
         assert statistics.median(took[quiet:]) < 2.0

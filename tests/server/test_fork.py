@@ -18,6 +18,7 @@ from gymhost.client import (
     InvalidArgument,
     RemoteServer,
     ResetNeeded,
+    ServerUnavailable,
     Session,
     SessionClosed,
     SessionExpired,
@@ -339,6 +340,33 @@ async def test_a_fork_whose_caller_is_cancelled_as_it_waits(start_server: StartS
         await fork.close()
 
 
+async def test_a_cancel_that_comes_in_the_frame_of_its_fork(start_server: StartServer) -> None:
+    server = start_server(workers=1, capacity=1, modules=MODULES)
+    async with stub_to(server.address) as stub, RawStream(stub) as stream:
+        lane = (await stream.create("test/Walk-v0")).lanes[0]
+        one = pb.ForkCommand(copies=1).SerializeToString()
+        await stream.send(
+            command(FORK, one, lane=lane, number=1), command(pb.COMMAND_KIND_CANCEL, lane=lane, number=77)
+        )
+        reply = await stream.reply()
+        assert (reply.lane, reply.sequence, reply.code) == (lane, 1, pb.REPLY_CODE_CANCELLED)
+        assert not (await stream.ask(RESET, lane=lane, number=2)).code
+
+
+async def test_a_server_that_is_going_away_forks_no_more(start_server: StartServer) -> None:
+    server = start_server(workers=1, drain=30.0, modules=MODULES)
+    async with connect(server.address) as remote:
+        session = await remote.session("test/Walk-v0").open()
+        await session.reset(seed=1)
+        server.signal(signal.SIGTERM)
+        await until(lambda: remote.draining)
+        with pytest.raises(ServerUnavailable, match="going away"):
+            await session.fork()
+        await played(session, 1)
+        await session.close()
+        await asyncio.to_thread(server.wait)
+
+
 async def test_a_fork_whose_parent_is_closed_as_it_waits(start_server: StartServer) -> None:
     server = start_server(workers=1, capacity=2, modules=MODULES)
     async with connect(server.address) as remote:
@@ -476,6 +504,26 @@ async def test_a_replayable_fork_survives_its_worker(start_server: StartServer) 
                 assert await played(fork, 0, 1) == await played(fresh, 0, 1)
                 assert fork.recoveries == 1
                 await fork.close()
+
+
+async def test_a_fork_goes_on_where_its_replayable_parent_is_made_again(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    server = start_server(workers=1, modules=MODULES)
+    async with connect(server.address) as remote:
+        how: dict[str, Any] = {"folder": str(tmp_path), "slow": 0.1}
+        async with remote.session("test/WalkReplayable-v0", **how) as session:
+            await session.reset(seed=1)
+            await played(session, 1)
+            forking = asyncio.create_task(session.fork(5))
+            await until(lambda: count(tmp_path, "copied"))
+            os.kill(server.workers[0], signal.SIGKILL)
+            forks = await forking
+            assert session.recoveries == 1
+            replies = [await played(each, 2) for each in (session, *forks)]
+            assert replies == replies[:1] * 6
+            assert await total(remote) == 6
+            await closed(*forks)
 
 
 # -- what can't be forked ----------------------------------------------------------------------------------------------

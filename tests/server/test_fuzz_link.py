@@ -86,10 +86,16 @@ class Victim:
         self._told = _Told()
         config = ServerConfig(modules=("support.environments",), paths=(str(TESTS),))
         self.worker = Worker(3, config, self._told, folder, dedicated=False)
-        self.run(self.worker.start())
+        self.run(self._start())
 
     def run(self, work: Any) -> Any:
         return self._runner.run(asyncio.wait_for(work, 100))
+
+    async def _start(self) -> None:
+        await self.worker.start()
+        # The small numbers are for the commands that are made up: nobody else waits for answers to them.
+        for _ in range(10):
+            await self.worker.request(link.CATALOG, 0, b"")
 
     async def send(self, commands: list[pb.Command], channel: int) -> None:
         """Sends a frame, which may make sessions; closes them again, and has the worker say that it lives."""
@@ -102,8 +108,13 @@ class Victim:
 
     def close(self) -> None:
         self.run(self.worker.stop(20))
-        self._runner.close()
+        self.leave()
         assert self.worker.ended_as_asked, self.worker.reason
+
+    def leave(self) -> None:
+        """Ends the event loop, once the worker is gone."""
+        self.run(asyncio.sleep(0.1))
+        self._runner.close()
 
 
 @pytest.fixture
@@ -151,6 +162,7 @@ def test_a_worker_whose_front_sends_what_is_no_frame_closes_and_ends(tmp_path: P
 
     victim.run(send())
     assert not alive(victim.worker.pid)
+    victim.leave()
 
 
 # -- to the front ------------------------------------------------------------------------------------------------------
@@ -169,7 +181,7 @@ class Front:
 
     async def begin(self) -> None:
         loop = asyncio.get_running_loop()
-        await loop.create_unix_connection(lambda: self.worker, sock=self._ends[0])
+        self._transport, _ = await loop.create_unix_connection(lambda: self.worker, sock=self._ends[0])
         self.worker.channels[5] = self
         self.request = self.worker.request(link.CATALOG, 0, b"")
 
@@ -181,6 +193,9 @@ class Front:
         return bool(self.worker.reason) and self._dummy.poll() is not None
 
     def end(self) -> None:
+        # What is asked to end is not killed later on, when its process id may be another's.
+        self.worker.closing = True
+        self._transport.abort()
         self._ends[1].close()
         if self._dummy.poll() is None:
             os.killpg(self._dummy.pid, signal.SIGKILL)
@@ -242,6 +257,7 @@ def test_whatever_a_worker_says_the_front_goes_on_or_ends_that_worker(tmp_path: 
     finally:
         for front in fronts:
             front.end()
+        runner.run(asyncio.sleep(0))
         runner.close()
     print(f"\n{said} pieces from a worker")
     assert [context for context in raised if "never retrieved" not in str(context.get("message"))] == []
@@ -251,11 +267,30 @@ def test_a_frame_above_the_limit_ends_the_worker(tmp_path: Path) -> None:
     async def hear() -> None:
         front = Front(tmp_path)
         await front.begin()
-        front.worker.data_received(b"\xff\xff\xff\x7f\0\0\0\0")
-        assert "above the limit" in front.worker.reason
-        await asyncio.sleep(0)
-        front.end()
+        try:
+            front.worker.data_received(b"\xff\xff\xff\x7f\0\0\0\0")
+            assert "above the limit" in front.worker.reason
+        finally:
+            front.end()
+            await asyncio.sleep(0)
 
     asyncio.run(hear())
     with pytest.raises(errors.TooLarge):
         list(FrameReader(100).feed(pack(bytes(101))))
+
+
+def test_a_worker_can_end_its_own_sessions_alone(tmp_path: Path) -> None:
+    async def hear() -> None:
+        front = Front(tmp_path)
+        await front.begin()
+        code, lost = errors.to_wire(errors.SessionLost("lost"))
+        lanes = (7 << 32 | 1, 6 << 32 | 1, 1, 8 << 32, 2**64 - 1)
+        notices = [pb.Reply(lane=lane, code=code, payload=lost.SerializeToString()) for lane in lanes]  # pyright: ignore[reportArgumentType]
+        try:
+            front.worker.data_received(pack(pb.InteractResponse(replies=notices).SerializeToString()))
+            assert front.told.ended == [7 << 32 | 1]
+        finally:
+            front.end()
+            await asyncio.sleep(0)
+
+    asyncio.run(hear())

@@ -1,6 +1,9 @@
 """Workers that are renewed before they do harm, and what is known of their memory."""
 
 import asyncio
+import os
+import resource
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -87,6 +90,24 @@ async def test_an_isolated_session_has_a_limit_of_its_own(start_server: StartSer
         with pytest.raises(SessionLost, match="its memory was above the environment's memory_limit of 400 MiB"):
             await asyncio.wait_for(grow(large, 600), PATIENCE)
         assert (await small.step(1))[0] == 1
+
+
+async def test_a_worker_that_can_not_be_started_is_tried_again(start_server: StartServer) -> None:
+    server = start_server(workers=1)
+    [worker] = server.workers
+    limits = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+    async with connect(server.address) as remote:
+        descriptors = descriptors_of(server)
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (descriptors - 3, limits[1]))
+        os.kill(worker, signal.SIGKILL)
+        await until(lambda: "a worker could not start: [Errno 24] Too many open files; another try in" in server.log)
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, limits)
+        assert (await (await opened(remote, "test/Counter-v0")).step(1))[0] == 1
+        assert descriptors_of(server) <= descriptors + 3
+
+
+def descriptors_of(server: ServerProcess) -> int:
+    return len(os.listdir(f"/proc/{server.pid}/fd"))
 
 
 @pytest.mark.parametrize(("limit", "isolation"), [(0, "process"), (2**30, "shared")])

@@ -38,6 +38,7 @@ class Tally(gymnasium.Env[Any, Any]):
         if slow_again and self.notes is not None and self.notes.exists():
             self._note("make")
             time.sleep(slow_again)
+            self._note("made")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
         self._note("reset")

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -108,12 +109,15 @@ class TestServer:
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         with server_process() as server:
+            begins, dead = threading.Lock(), threading.Event()
 
             def die(turn: int) -> None:
-                if turn == 20:
-                    server.signal(signal.SIGKILL)
-                    server.wait()
-                    server.stop()
+                with begins:  # no rollout of the second batch takes a turn before that
+                    if turn > 16 and not dead.is_set():
+                        server.signal(signal.SIGKILL)
+                        server.wait()
+                        server.stop()
+                        dead.set()
 
             environments, batches = shop([server.address], generator=shopper(die), limits=Limits(retries=0))
             trainer = grpo_trainer(environments, tmp_path, max_steps=3, max_completion_length=256)

@@ -1,6 +1,7 @@
 """What `gymhost doctor --server` says of a server."""
 
 import asyncio
+import os
 import socket
 import statistics
 import time
@@ -8,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gymhost.cli.doctor_findings import Finding
+from gymhost.wire.host import is_loopback
 
 __all__ = ["connection", "reach"]
 
@@ -46,12 +48,15 @@ def connection(address: str, token: str | None, tls: Any) -> Sequence[Finding]:
             welcome = server.connection.welcome
             environments, problems, calls = asyncio.run(_ask(server))
             draining, direct = server.draining, server.connection.folder is not None
+            encrypted = bool(server.arguments["tls"])
     except (Unauthenticated, PermissionDenied) as error:
         advice = "give its token: --token, or GYMHOST_TOKEN"
         return [Finding("token", "broken", error.message, advice)]
     except Error as error:
         return [Finding("server", "broken", error.message)]
-    found = [Finding("token", "ok", f"let in {'with' if token else 'without'} a token of the command line")]
+    shown = token or os.environ.get("GYMHOST_TOKEN")
+    found = [Finding("token", "ok", "let in with the token" if shown else "let in without a token")]
+    found.append(_encryption(address, encrypted))
     minor = welcome.protocol_minor
     versions = f"it speaks version 1.{minor} of the contract, this client 1.{PROTOCOL_MINOR}"
     if minor < PROTOCOL_MINOR:
@@ -71,6 +76,15 @@ def connection(address: str, token: str | None, tls: Any) -> Sequence[Finding]:
     found.append(Finding("environments", "ok", f"{environments} are hosted"))
     found += [Finding("environments", "warning", problem) for problem in problems]
     return found
+
+
+def _encryption(address: str, encrypted: bool) -> Finding:
+    if encrypted:
+        return Finding("TLS", "ok", "spoken, and the server's certificate is right")
+    if is_loopback(address):
+        return Finding("TLS", "ok", "not spoken, and nothing leaves this machine")
+    advice = "gymhost serve --tls-cert CERT --tls-key KEY, and --tls-ca here"
+    return Finding("TLS", "warning", "not spoken: whoever is on the way can read and change all, the token too", advice)
 
 
 async def _ask(server: Any) -> tuple[int, list[str], list[float]]:

@@ -227,8 +227,8 @@ def setting(name: str, group: str, help: str, **how: Any) -> Any:
 def command(ctx: click.Context, config_file: Path | None, new: bool, **options: Any) -> None:
     """Host environments until Ctrl-C or SIGTERM; a second Ctrl-C stops at once.
 
-    After SIGTERM running sessions have --drain seconds to end by themselves. `docker stop` and the like must wait longer
-    than --drain and --grace together before they kill.
+    After SIGTERM running sessions have --drain seconds to end by themselves. `docker stop` and the like must wait
+    longer than --drain and --grace together before they kill.
 
     MODULES are imported in the workers, and the environments that they register are hosted beside those of installed
     packages and of Gymnasium.
@@ -243,9 +243,9 @@ def command(ctx: click.Context, config_file: Path | None, new: bool, **options: 
       gymhost serve --config server.toml
 
     The keys of the TOML file are the names of the options with `_` for `-`; besides, `modules`, `wrappers`,
-    `replayable` and `paths` (the folders of --app-dir, from the file's own on) are lists, the table `attributes` has a list of names for each
-    pattern of ids, the table `sandbox_options` has those of --sandbox-option, and the table `tokens` the name and the
-    role of each token's hash:
+    `replayable` and `paths` (the folders of --app-dir, from the file's own on) are lists, the table `attributes` has a
+    list of names for each pattern of ids, the table `sandbox_options` has those of --sandbox-option, and the table
+    `tokens` the name and the role of each token's hash:
 
     \b
       address = "0.0.0.0:50051"

@@ -85,7 +85,8 @@ class Stream:
                 if raised.code() in FINAL:
                     self._give_up(error)
                     return
-                if not self.opened.done() and (problem := await self._connection.tls_problem()):
+                unreached = raised.code() is grpc.StatusCode.UNAVAILABLE and not self.opened.done()
+                if unreached and (problem := await self._connection.tls_problem()):
                     self._give_up(problem)
                     return
             except errors.ConnectionLost as raised:

@@ -167,7 +167,9 @@ class _ReplyCodeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     REPLY_CODE_UNIMPLEMENTED: _ReplyCode.ValueType  # 17
     """The server, or this environment, does not know how. [UNIMPLEMENTED]"""
     REPLY_CODE_UNAVAILABLE: _ReplyCode.ValueType  # 18
-    """The server is going away or has no worker. [UNAVAILABLE]"""
+    """The server is going away or has no worker. As a notice on lane 0: it takes no new sessions from now on, and those that
+    there are have some time to end. [UNAVAILABLE]
+    """
     REPLY_CODE_SERVER_FAULT: _ReplyCode.ValueType  # 19
     """A fault of the server itself. [INTERNAL]"""
     REPLY_CODE_WANT_BULK: _ReplyCode.ValueType  # 20
@@ -217,7 +219,9 @@ REPLY_CODE_PERMISSION_DENIED: ReplyCode.ValueType  # 16
 REPLY_CODE_UNIMPLEMENTED: ReplyCode.ValueType  # 17
 """The server, or this environment, does not know how. [UNIMPLEMENTED]"""
 REPLY_CODE_UNAVAILABLE: ReplyCode.ValueType  # 18
-"""The server is going away or has no worker. [UNAVAILABLE]"""
+"""The server is going away or has no worker. As a notice on lane 0: it takes no new sessions from now on, and those that
+there are have some time to end. [UNAVAILABLE]
+"""
 REPLY_CODE_SERVER_FAULT: ReplyCode.ValueType  # 19
 """A fault of the server itself. [INTERNAL]"""
 REPLY_CODE_WANT_BULK: ReplyCode.ValueType  # 20

@@ -71,11 +71,11 @@ class ServerConfig:
         heartbeat: How often clients should give a sign.
         max_payload: The largest action or observation.
         grace: How long running commands get when the server is stopped, and the sessions of a worker with a stuck step.
-        drain: How long sessions go on after SIGTERM; the server takes no new ones meanwhile, and stops when the last one
-            has ended.
+        drain: How long sessions go on after SIGTERM; the server takes no new ones meanwhile, and stops when the last
+            one has ended.
         worker_liveness: How long a worker may be silent, as when a step never lets go of the GIL, before it is killed.
-        worker_max_age: The age at which a worker is renewed: another takes its place, and it ends with its last session.
-            0 means at no age, and so for the next two.
+        worker_max_age: The age at which a worker is renewed: another takes its place, and it ends with its last
+            session. 0 means at no age, and so for the next two.
         worker_max_memory: The memory of a worker and of what it has started at which it is renewed; at half as much
             again it is killed, and its sessions are lost.
         worker_max_sessions: After about how many sessions a worker is renewed.
@@ -306,7 +306,7 @@ def _name_lists(value: Any) -> dict[str, tuple[str, ...]]:
 
 
 def _quotas(value: Any) -> dict[str, dict[str, int]]:
-    quotas = cast(dict[str, Any], value) if isinstance(value, dict) else {"": None}
+    quotas: dict[str, Any] = cast(dict[str, Any], value) if isinstance(value, dict) else {"": None}
     for table in quotas.values():
         if not isinstance(table, dict) or not all(type(each) is int for each in cast(dict[str, Any], table).values()):
             raise InvalidArgument(f"quotas must be a table of numbers for each identity, not {value!r}")

@@ -29,9 +29,10 @@ FORGET_CHANNEL = 1006
 
 # As DESCRIBE: payload ListTasksRequest, reply ListTasksResponse.
 TASKS = 1007
-# On a lane and numbered on it, in place of a client's FORK that the front can't have run: payload a Reply, with the code
-# and the payload to answer it with. The payload of a FORK is a ForkResult here, with the ids, lanes and tokens of the
-# sessions to make, which are the front's to give. Of those that are not made it is told by a SESSION_CLOSED on their lanes.
+# On a lane and numbered on it, in place of a client's FORK that the front can't have run: payload a Reply, with the
+# code and the payload to answer it with. The payload of a FORK is a ForkResult here, with the ids, lanes and tokens of
+# the sessions to make, which are the front's to give. Of those that are not made it is told by a SESSION_CLOSED on
+# their lanes.
 REPLY = 1008
 
 # Seconds that all environments of a worker together get to close when the worker ends.

@@ -4,9 +4,6 @@ from typing import Protocol
 
 from gymhost.wire.limits import MAX_QUEUED
 
-# The most that may wait for all streams together.
-MAX_BACKLOG = 8 * MAX_QUEUED
-
 
 class Reader(Protocol):
     """A stream, as the backlog knows it."""
@@ -21,18 +18,23 @@ class Reader(Protocol):
 class Backlog:
     """What waits for all streams together; where that is too much, the slowest reader is cut off.
 
+    Args:
+        max_payload: The largest reply, in bytes.
+
     Attributes:
         size: How many bytes wait. Streams keep it right themselves.
+        most: How many may.
         readers: The streams.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_payload: int) -> None:
         self.size = 0
+        self.most = 8 * max(MAX_QUEUED, max_payload)
         self.readers: set[Reader] = set()
 
     def relieve(self) -> None:
         """Cuts off those for which most is waiting, until there is not too much."""
-        while self.size > MAX_BACKLOG and self.readers:
+        while self.size > self.most and self.readers:
             slowest = max(self.readers, key=lambda reader: reader.queued)
             self.readers.discard(slowest)
             slowest.cut_off()

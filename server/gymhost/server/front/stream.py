@@ -8,17 +8,18 @@ import logging
 import math
 import secrets
 import weakref
-from collections.abc import Awaitable, Coroutine, Generator, Iterator
+from collections.abc import Awaitable, Coroutine, Generator
 from typing import Any
 
 import grpc.aio
 
 from gymhost.server import link
 from gymhost.server.config import ServerConfig
-from gymhost.server.front.backlog import MAX_BACKLOG, Backlog
+from gymhost.server.front.backlog import Backlog
 from gymhost.server.front.congestion import until_admitted
 from gymhost.server.front.forks import Fork, Forks
 from gymhost.server.front.identity import Caller, Identities
+from gymhost.server.front.outgoing import Context, Outgoing
 from gymhost.server.front.sessions import GOING_AWAY, Session, SessionTable
 from gymhost.server.front.workers import Worker
 from gymhost.v1 import environments_pb2 as pb
@@ -26,14 +27,8 @@ from gymhost.wire import errors, fields, limits
 
 log = logging.getLogger("gymhost.server")
 
-# A frame above this has a single large reply in it.
-LARGE = limits.FRAME_BYTES + limits.ENVELOPE
-
 # Of these the front reads the envelope alone.
 FIRST, LAST, CANCEL = pb.COMMAND_KIND_RESET, pb.COMMAND_KIND_EVALUATE, pb.COMMAND_KIND_CANCEL
-
-# Frames go out as bytes, as they come from the workers.
-Context = grpc.aio.ServicerContext[pb.InteractRequest, bytes]
 
 # Seconds for the first command of a stream.
 HELLO_LIMIT = 5.0
@@ -49,28 +44,24 @@ MAX_ATTACHING = 1024
 _channels = itertools.count(1)
 
 
-class Stream:
+class Stream(Outgoing):
     """One Interact call: the lanes that are attached to it, and the replies that wait to be written.
 
     Attributes:
         id: What a bulk stream names this one by.
         channel: What workers name it by.
         caller: Who opened it.
-        identity: The name that its sessions belong to.
-        cut: Set to what the stream is ended with.
-        queued: How many bytes of replies wait to be written.
+        is_bulk: It is another one's bulk stream.
         asked: How many commands to the server itself are not answered yet, and how many of them are attaches.
         heard: When a command last came, by the loop's clock.
     """
 
     def __init__(self, caller: Caller, table: SessionTable, backlog: Backlog) -> None:
+        super().__init__(caller.identity, backlog)
         self.id = secrets.token_hex(16)
         self.channel = next(_channels)
         self.caller = caller
-        self.identity = caller.identity
-        self.cut: asyncio.Future[errors.Error] = asyncio.get_running_loop().create_future()
         self.heard = asyncio.get_running_loop().time()
-        self.queued = 0
         self.is_bulk = False
         self.asked = 0
         self.attaching = 0
@@ -79,117 +70,14 @@ class Stream:
         self.creates: set[asyncio.Task[None]] = set()
         # Which worker has the lane of a command: all that the way of a step needs to know.
         self.lanes: dict[int, Worker] = {}
-        self.bulk: Stream | None = None
         self._table = table
         # Those that are gone drop out by themselves.
         self._workers: weakref.WeakSet[Worker] = weakref.WeakSet()
-        # Serialized frames; those that follow each other in one message are merged by whoever parses it.
-        self._frames: list[bytes] = []
-        self._large: list[bytes] = []
-        self._wake = asyncio.Event()
-        self._backlog = backlog
-        self._closed = False
-        backlog.readers.add(self)
-
-    # -- replies -------------------------------------------------------------------------------------------------------
-
-    def put_frame(self, frame: bytes) -> None:
-        """Queues a frame of replies; a large one for the bulk stream."""
-        if len(frame) <= LARGE:
-            self.put_here(frame)
-        elif self.bulk is not None:
-            self.bulk.put_here(frame)
-        elif self._has_room(len(frame)):
-            if not self._large:
-                self.put_here(_frame(pb.Reply(code=pb.REPLY_CODE_WANT_BULK)))
-            self._large.append(frame)
-
-    def put_here(self, frame: bytes) -> None:
-        """Queues a frame on this very stream, whatever its size."""
-        if self._has_room(len(frame)):
-            self._frames.append(frame)
-            self._wake.set()
-
-    def _has_room(self, size: int) -> bool:
-        """Counts what is about to be queued; False where the stream is cut off instead."""
-        if not self.queued:
-            if self._closed:
-                return False
-        elif self.queued + size > limits.MAX_QUEUED:
-            self.cut_off()
-            return False
-        self.queued += size
-        backlog = self._backlog
-        backlog.size += size
-        if backlog.size > MAX_BACKLOG:
-            backlog.relieve()
-        return not self._closed
-
-    def cut_off(self) -> None:
-        """Ends the stream, since its client reads too slowly. It loses nothing: workers keep the last replies."""
-        if not self.cut.done():
-            log.info("a stream of %s is cut off: its client reads too slowly", self.identity)
-            self.cut.set_result(
-                errors.TooLarge(
-                    f"{self.queued} bytes of replies wait for this client: it reads too slowly and is cut off"
-                )
-            )
-        self.close()
-
-    def close(self) -> None:
-        """Drops what is queued, and takes no more."""
-        self._closed = True
-        self._backlog.readers.discard(self)
-        self._backlog.size -= self.queued
-        self.queued = 0
-        self._frames = []
-        self._large = []
-
-    def set_bulk(self, bulk: "Stream") -> None:
-        """Sends large frames there from now on, those that wait first."""
-        if self.bulk is not None and not self.bulk.cut.done():
-            self.bulk.cut.set_result(errors.Detached("another bulk stream has taken the place of this one"))
-        self.bulk = bulk
-        waiting, self._large = self._large, []
-        for frame in waiting:
-            self._leaves(len(frame))
-            bulk.put_here(frame)
-
-    def _leaves(self, size: int) -> None:
-        if not self._closed:
-            self.queued -= size
-            self._backlog.size -= size
-
-    def answer(self, number: int, payload: bytes) -> None:
-        """Queues the reply to a command that is not numbered on a lane."""
-        self.put_frame(_frame(pb.Reply(sequence=number, payload=payload)))
-
-    def fail(self, lane: int, number: int, error: BaseException) -> None:
-        """Queues a failure."""
-        code, message = errors.to_wire(error)
-        reply = pb.Reply(lane=lane, sequence=number, code=code, payload=message.SerializeToString())  # pyright: ignore[reportArgumentType]
-        self.put_frame(_frame(reply))
 
     def notice(self, lane: int, error: errors.Error) -> None:
         """Queues what is told about a lane without a command: it is no longer this stream's."""
         self.lanes.pop(lane, None)
         self.fail(lane, 0, error)
-
-    async def write(self, context: Context) -> None:
-        """Writes what is queued, until cancelled."""
-        wake = self._wake
-        while True:
-            await wake.wait()
-            wake.clear()
-            frames, self._frames = self._frames, []
-            if len(frames) == 1:
-                message = frames[0]
-                await context.write(message)
-                self._leaves(len(message))
-            else:
-                for message in _merged(frames):
-                    await context.write(message)
-                    self._leaves(len(message))
 
     # -- lanes ---------------------------------------------------------------------------------------------------------
 
@@ -217,25 +105,6 @@ class Stream:
             worker.forget_channel(self.channel)
 
 
-def _frame(reply: pb.Reply) -> bytes:
-    return pb.InteractResponse(replies=[reply]).SerializeToString()
-
-
-def _merged(frames: list[bytes]) -> Iterator[bytes]:
-    """Joins frames to messages of at most the size of a frame; only a larger one stays as it is."""
-    parts: list[bytes] = []
-    size = 0
-    for frame in frames:
-        if parts and size + len(frame) > LARGE:
-            yield b"".join(parts)
-            parts = []
-            size = 0
-        parts.append(frame)
-        size += len(frame)
-    if parts:
-        yield b"".join(parts)
-
-
 class Streams:
     """Serves Interact.
 
@@ -256,7 +125,7 @@ class Streams:
         self._table = table
         self._instance = instance
         self._streams: dict[str, Stream] = {}
-        self._backlog = Backlog()
+        self._backlog = Backlog(config.max_payload)
         # Interact calls, those included that are ending; and the streams of each identity, without its bulk streams.
         self._calls = 0
         self._of: collections.Counter[str] = collections.Counter()
