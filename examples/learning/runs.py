@@ -97,7 +97,7 @@ RUNS = {
         (HOUSE,),
         tasks_a_step=6,
         full=Plan(games=800, sft_steps=250, steps=80, held_out=192),
-        short=Plan(games=500, sft_steps=150, steps=24, held_out=72),
+        short=Plan(games=500, sft_steps=200, steps=24, held_out=72),
         settings={"max_completion_length": 256},
     ),
     "sandbox": Run(
@@ -105,7 +105,7 @@ RUNS = {
         (CHORES,),
         tasks_a_step=6,
         full=Plan(games=600, sft_steps=250, steps=60, held_out=200),
-        short=Plan(games=400, sft_steps=150, steps=20, held_out=50),
+        short=Plan(games=500, sft_steps=350, steps=20, held_out=50),
         turn_tokens=24,
         settings={"max_completion_length": 256},
     ),

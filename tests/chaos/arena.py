@@ -76,7 +76,7 @@ class Arena:
                 # A disk of the server's own, which can be filled.
                 subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "chaos", str(self.disk)], check=True)
                 ends.callback(subprocess.run, ["umount", "--lazy", str(self.disk)], check=True)
-            ends.enter_context(_environment({MARK: self._mark, "TMPDIR": str(self.disk)}))
+            ends.enter_context(_environment({MARK: self._mark, "TMPDIR": str(self.disk), "PYTHONPATH": str(TESTS)}))
             if FAKETIME is not None:
                 self.set_clock(0)
                 clock = {"FAKETIME_TIMESTAMP_FILE": str(self._clock), "FAKETIME_NO_CACHE": "1"}

@@ -130,3 +130,4 @@ def test_a_server_that_is_not_there_is_broken():
     found = found_by("--server", "127.0.0.1:1", code=1)
     assert found["reach"]["verdict"] == "broken"
     assert "gymhost serve" in found["reach"]["advice"]
+    assert "is no address" in found_by("--server", "nowhere", code=1)["reach"]["detail"]

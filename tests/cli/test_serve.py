@@ -276,7 +276,7 @@ def test_the_variable_gives_a_token(configure: Any, monkeypatch: pytest.MonkeyPa
         ("workers = '2'", "workers must be a whole number, not '2'"),
         ("modules = [1]", "modules must be a list of texts, not"),
         ("tokens = ['a']", "tokens must be a table of texts"),
-        ("tokens = {a = 'alice'}", "the token of 'alice' must be given as its hash, sha256:HEX"),
+        ("tokens = {a = 'alice'}", 'number 1 of tokens must be given as its hash, "sha256:HEX" = "NAME [ROLE]"'),
         ("tls_cert = 'cert.pem'", "TLS wants both --tls-cert and --tls-key"),
         ("capacity = 0", "capacity must be above 0, not 0"),
         ("attributes = ['gravity']", "attributes must be a table of lists of names, by patterns of ids, not"),
@@ -359,7 +359,7 @@ def test_commands_speak_tls(tmp_path: Path):
     assert own.key
     options = ("--tls-cert", files["tls_cert"], "--tls-key", files["tls_key"], "--tls-client-ca", authority.ca)
     with serving(*options) as running:
-        assert "no token is needed, and a certificate" in running.line
+        assert "with 1 worker; a certificate is needed." in running.line
         assert "tls=Tls(ca=..., cert=..., key=...)" in running.line
         ask = ("envs", "gymhost/Echo", "--server", running.address)
         given = ("--tls-ca", own.ca, "--tls-cert", own.cert, "--tls-key", own.key)
@@ -374,6 +374,9 @@ def test_commands_speak_tls(tmp_path: Path):
             refused = gymhost(*arguments)
             assert refused.returncode == 1
             assert words in refused.stderr
+        looked = gymhost("doctor", "--server", running.address, "--tls-ca", own.ca)
+        assert looked.returncode == 1
+        assert "give the client's certificate: --tls-cert and --tls-key" in looked.stdout
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "example.org:50051"])

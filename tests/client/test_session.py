@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import weakref
 
 import pytest
 from gymnasium.spaces import Discrete
@@ -175,6 +176,32 @@ async def test_a_session_that_is_garbage_collected_is_closed(server: ServerProce
         assert len(await remote.sessions()) == 1
         del session
         gc.collect()
+        await until_sessions(remote, 0)
+
+
+async def test_nothing_is_kept_of_a_session_that_was_closed(server: ServerProcess) -> None:
+    async with connect(server.address) as remote:
+        async with remote.session("test/Counter-v0") as session:
+            await session.reset()
+            for _ in range(3):
+                await session.step(1)
+            assert session._lane is not None
+            lane = weakref.ref(session._lane)
+        del session
+        gc.collect()
+        assert lane() is None
+
+
+async def test_a_session_that_the_environment_has_lost_itself_is_a_fault_of_the_environment(
+    server: ServerProcess,
+) -> None:
+    async with connect(server.address) as remote, remote.session("test/Raises-v0") as session:
+        await session.reset()
+        with pytest.raises(EnvironmentFault, match="SessionLost: a session elsewhere is lost"):
+            await session.step("lose")
+        assert not session.lost
+        assert (await session.step("on"))[0] == 1
+    async with connect(server.address) as remote:
         await until_sessions(remote, 0)
 
 

@@ -39,7 +39,7 @@ def start_server() -> Generator[StartServer]:
     started: list[ServerProcess] = []
 
     def start(**settings: Any) -> ServerProcess:
-        how = {"modules": ["support.forgetful_environments"], "workers": 1, "sandbox": "local"}
+        how: dict[str, Any] = {"modules": ["support.forgetful_environments"], "workers": 1, "sandbox": "local"}
         started.append(ServerProcess(**how | settings))
         return started[-1]
 

@@ -1,6 +1,7 @@
 """The end of a server that is asked to end: its sessions go on for a while, and nobody is sent there any more."""
 
 import asyncio
+import os
 import signal
 import sys
 import textwrap
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from gymhost.client import CapacityExhausted, ServerUnavailable, Session, SessionLost, connect
+from gymhost.client import CapacityExhausted, CommandTimeout, ServerUnavailable, Session, SessionLost, connect
 from gymhost.trainers.servers import Servers
 from support.raw import channel_to
 from support.server import PATIENCE, ServerProcess, running, until
@@ -65,6 +66,21 @@ async def test_after_its_time_the_server_stops_and_sessions_are_lost(start_serve
             await asyncio.wait_for(step_for_ever(session), PATIENCE)
         assert await asyncio.to_thread(server.wait) == 0
     assert "1 sessions went on after 0.5 s (--drain)" in server.log
+
+
+async def test_a_create_that_fails_is_not_waited_for(start_server: StartServer) -> None:
+    server = start_server(workers=1, drain=600)
+    [worker] = server.workers
+    async with connect(server.address, reconnect_timeout=1.0) as remote:
+        os.kill(worker, signal.SIGSTOP)
+        making = asyncio.create_task(remote.session("test/SlowToMake-v0").open())
+        await asyncio.sleep(0.1)
+        server.signal(signal.SIGTERM)
+        await until(lambda: remote.draining)
+        os.kill(worker, signal.SIGCONT)
+        with pytest.raises(CommandTimeout):
+            await asyncio.wait_for(making, PATIENCE)
+        assert await asyncio.to_thread(server.wait) == 0
 
 
 @pytest.mark.parametrize(("second", "code"), [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGINT, 0)])

@@ -78,7 +78,7 @@ async def test_a_reader_lists_and_describes_and_does_nothing(start_server: Start
         assert (await remote.describe("test/Counter-v0")).action_space is not None
         assert (await remote.tasks("test/Tasks-v0")).tasks
         assert await remote.sessions() == []
-        with pytest.raises(PermissionDenied, match="for the role 'user', and 'reader' has 'read-only'"):
+        with pytest.raises(PermissionDenied, match="CREATE is for the role 'user', and 'reader' has 'read-only'"):
             await remote.session("test/Counter-v0").open()
 
 

@@ -283,7 +283,7 @@ def test_a_configuration_knows_no_token() -> None:
     token = new_token()
     config = ServerConfig(tokens={hash_of(token): "alice admin"})
     assert token not in repr(config)
-    for wrong in ({token: "alice"}, {f"sha256:{token[:5]}": "alice"}):
+    for wrong in ({token: "alice"}, {f"sha256:{token[:5]}": "alice"}, {"alice": token}):
         with pytest.raises(InvalidArgument, match="must be given as its hash") as raised:
             ServerConfig(tokens=wrong)
         assert token[:5] not in str(raised.value)

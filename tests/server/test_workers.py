@@ -207,6 +207,21 @@ async def test_a_worker_that_is_stopped_is_noticed(start_server: StartServer) ->
             await fresh.reset()
 
 
+async def test_workers_are_not_blamed_for_time_in_which_all_stood_still(start_server: StartServer) -> None:
+    server = start_server(workers=1, worker_liveness=3.0)
+    async with connect(server.address) as remote, remote.session("test/Counter-v0") as session:
+        await session.reset()
+        [worker] = server.workers
+        os.kill(worker, signal.SIGSTOP)
+        server.signal(signal.SIGSTOP)
+        await asyncio.sleep(3.5)
+        server.signal(signal.SIGCONT)
+        await asyncio.sleep(0.3)
+        os.kill(worker, signal.SIGCONT)
+        assert (await session.step(1))[0] == 1
+        assert server.workers == [worker]
+
+
 async def test_what_environments_print_is_in_the_log_with_their_session(server: ServerProcess) -> None:
     async with connect(server.address) as remote, remote.session("test/Noisy-v0") as session:
         await session.reset()

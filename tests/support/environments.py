@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from gymhost.envs import Task, Tasks, ToolEnv, register, rubric, tool
 from gymhost.wire.chat_spaces import FreeText
+from gymhost.wire.errors import SessionLost
 
 Info = dict[str, Any]
 
@@ -165,7 +166,7 @@ class ForkExec(_Counting):
 
 
 class Raises(_Counting):
-    """Raises at the action `raise`, and at a reset with the option `raise`."""
+    """Raises at the action `raise`, and at a reset with the option `raise`; at `lose` as a client of gymhost would."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
         if options and options.get("raise"):
@@ -175,6 +176,8 @@ class Raises(_Counting):
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, Info]:
         if action == "raise":
             raise ValueError("this step was told to raise")
+        if action == "lose":
+            raise SessionLost("a session elsewhere is lost")
         return super().step(action)
 
 

@@ -31,7 +31,9 @@ def reach(address: str) -> Sequence[Finding]:
             host, _, port = address.rpartition(":")
             with socket.create_connection((host.strip("[]"), int(port)), REACH_LIMIT) as probe:
                 who = "{}:{}".format(*probe.getpeername()[:2])
-    except (OSError, ValueError) as error:
+    except ValueError:
+        return [Finding("reach", "broken", f"{address!r} is no address", "HOST:PORT, [IPv6]:PORT or unix:PATH")]
+    except OSError as error:
         advice = "is `gymhost serve` running there, does it listen beyond loopback (--address), does a firewall let in?"
         return [Finding("reach", "broken", f"{address} can't be reached: {error}", advice)]
     return [Finding("reach", "ok", f"{who} answers after {(time.perf_counter() - began) * 1000:.1f} ms")]
@@ -50,8 +52,9 @@ def connection(address: str, token: str | None, tls: Any) -> Sequence[Finding]:
             draining, direct = server.draining, server.connection.folder is not None
             encrypted = bool(server.arguments["tls"])
     except (Unauthenticated, PermissionDenied) as error:
-        advice = "give its token: --token, or GYMHOST_TOKEN"
-        return [Finding("token", "broken", error.message, advice)]
+        if "certificate" in error.message:
+            return [Finding("TLS", "broken", error.message, "give the client's certificate: --tls-cert and --tls-key")]
+        return [Finding("token", "broken", error.message, "give its token: --token, or GYMHOST_TOKEN")]
     except Error as error:
         return [Finding("server", "broken", error.message)]
     shown = token or os.environ.get("GYMHOST_TOKEN")

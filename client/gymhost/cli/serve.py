@@ -225,10 +225,10 @@ def setting(name: str, group: str, help: str, **how: Any) -> Any:
 @setting("log_level", OTHERS, "How much to log, to stderr.", type=click.Choice(LOG_LEVELS))
 @click.pass_context
 def command(ctx: click.Context, config_file: Path | None, new: bool, **options: Any) -> None:
-    """Host environments until Ctrl-C or SIGTERM; a second Ctrl-C stops at once.
+    """Host environments until Ctrl-C or SIGTERM; the same once more stops at once.
 
     After SIGTERM running sessions have --drain seconds to end by themselves. `docker stop` and the like must wait
-    longer than --drain and --grace together before they kill.
+    longer than --drain and --grace together before they kill. systemd wants KillMode=mixed, or it ends the workers too.
 
     MODULES are imported in the workers, and the environments that they register are hosted beside those of installed
     packages and of Gymnasium.
@@ -306,17 +306,17 @@ def _announce(server: "Server") -> None:
     host, _, port = server.address.rpartition(":")
     everywhere = host.strip("[]") in ("0.0.0.0", "::")
     connect = f'"{socket.gethostname()}:{port}"' if everywhere else f'"{server.address}"'
+    needed: list[str] = []
     if config.tokens or config.token_file:
-        who, connect = "a token is needed", f"{connect}, token=..."
-    else:
-        who = "no token is needed"
+        needed, connect = ["a token"], f"{connect}, token=..."
     if config.tls_client_ca:
-        who, connect = f"{who}, and a certificate", f"{connect}, tls=Tls(ca=..., cert=..., key=...)"
+        needed, connect = [*needed, "a certificate"], f"{connect}, tls=Tls(ca=..., cert=..., key=...)"
     elif config.tls_cert:
         connect = f"{connect}, tls=Tls(ca=...)"
     if config.sandbox == "local":
         click.echo("warning: --sandbox local contains nothing: tools can do all that this server can", err=True)
     click.echo(
-        f"gymhost serves {len(server.environments)} environments on {server.address} with {workers}; {who}. "
+        f"gymhost serves {len(server.environments)} environments on {server.address} with {workers}; "
+        f"{' and '.join(needed) or 'no token'} {'are' if len(needed) > 1 else 'is'} needed. "
         f"Connect: gymhost.client.connect({connect})"
     )

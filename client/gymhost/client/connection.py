@@ -261,6 +261,7 @@ class Connection:
             for link in list(self.links):
                 link.dispose()  # its numbers may be those of other sessions now
             self.draining = False
+            self.in_flight.forget_numbers()
             self.in_flight.end_lanes(
                 errors.SessionLost(f"the session is lost: the server at {self.address} was restarted")
             )

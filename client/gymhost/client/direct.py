@@ -9,6 +9,7 @@ import itertools
 import os
 import socket
 import threading
+import weakref
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError as ProtobufDecodeError
@@ -87,7 +88,8 @@ class DirectLink:
         self.links = links
         self._connection = connection
         self._loop = loop
-        self._lanes: dict[int, Lane] = {}
+        # The lanes that it drives. Those of sessions that have ended drop out by themselves: the worker does not tell.
+        self._lanes: weakref.WeakValueDictionary[int, Lane] = weakref.WeakValueDictionary()
         self._numbers = itertools.count(1)
         self._asked: dict[int, Lane] = {}
         self._reader = FrameReader(connection.welcome.max_payload_bytes + ENVELOPE)
@@ -129,7 +131,13 @@ class DirectLink:
         on_lanes = self._connection.on_lanes
         frame = pb.InteractRequest()
         add = frame.commands.add
+        gone: list[Pending] = []
         for pending in batch:
+            lane = pending.lane
+            if lane is not None and lane.ended is not None:
+                # The number may be another session's by now. The stream is where it is refused.
+                gone.append(pending)
+                continue
             on_lanes[pending.number] = pending
             add(
                 lane=pending.number,
@@ -138,7 +146,10 @@ class DirectLink:
                 time_left_ms=pending.time_left_ms,
                 payload=pending.payload,
             )
-        if not self._write(frame):
+        if gone:
+            batch = [pending for pending in batch if pending not in gone]
+            self._connection.submit_all(gone)
+        if batch and not self._write(frame):
             self._connection.submit_all(batch)
 
     def _write(self, frame: pb.InteractRequest) -> bool:

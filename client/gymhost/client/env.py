@@ -153,6 +153,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             for fork in forks:
                 fork._server.close()
             raise
+        forked.lanes.clear()  # else this session, whose last command the fork is, would hold on to them
         return forks
 
     def render(self) -> Any:

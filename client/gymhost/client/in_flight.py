@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # Sent once a stream, and not again on the next.
 _NOT_REPEATED = (pb.COMMAND_KIND_HEARTBEAT, pb.COMMAND_KIND_ATTACH)
+# Not numbered on a lane, and yet of a lane's session.
+_NAMING = (pb.COMMAND_KIND_CLOSE, pb.COMMAND_KIND_CANCEL)
 
 
 class InFlight:
@@ -209,6 +211,22 @@ class InFlight:
         """Ends every lane."""
         for lane in list(self.lanes.values()):
             self.end_lane(lane, error)
+
+    def forget_numbers(self) -> None:
+        """Drops what names a session of a server that is gone by its number, which may be another one's on the next."""
+        outbox = self.outbox
+        calls = [pending for pending in self._calls.values() if pending.kind in _NAMING]
+        for pending in calls:
+            del self._calls[pending.sequence]
+        for _ in range(len(outbox)):
+            pending = outbox.popleft()
+            if pending.lane is None and pending.kind in _NAMING:
+                calls.append(pending)
+            else:
+                outbox.append(pending)
+        for pending in calls:
+            pending.resolve(0, b"")
+        self.wake_bridges()
 
     def fail_all(self, error: errors.Error) -> None:
         """Fails everything that waits. What a command did is then unknown, so its session is given up too."""

@@ -368,6 +368,7 @@ class Session:
             fork = Session(self._connection, self.options, create_timeout=self._create_timeout)
             fork._begin(twin, made.with_wait(queued))
             forks.append(fork)
+        forked.lanes.clear()  # else this session, whose last command the fork is, would hold on to them
         return forks
 
     async def evaluate(self, limit: str | None = None, *, timeout: float | None = None) -> StepResult:

@@ -269,7 +269,8 @@ def repeats_elsewhere(make: Make, make_remote: Make, hosting: Hosting) -> Iterat
         yield Finding(
             "ok",
             "It could be replayable",
-            "Another process gave the same replies: with replayable=True its sessions outlive their workers.",
+            "Another process gave the same replies: with replayable=True, or gymhost serve --replayable ID, its "
+            "sessions outlive their workers.",
         )
 
 

@@ -115,6 +115,11 @@ async def adiscard(copies: Sequence[Env]) -> None:
             pass
 
 
+def holds_sandboxes(env: Env) -> bool:
+    """Whether an environment has sandboxes now: shells and Pythons that run in them begin anew in its forks."""
+    return bool(_sandboxes(env, _known(env)))
+
+
 def _known(env: Env) -> dict[int, Any]:
     """What the copies share with the environment, as a memo: modules, which are one to all, and tasks, only read."""
     known = {id(module): module for module in tuple(sys.modules.values())}

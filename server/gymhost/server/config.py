@@ -194,11 +194,12 @@ class ServerConfig:
         return self.quotas.get(identity, {}).get(name, general)
 
     def _check_callers(self) -> None:
-        for hashed, owner in self.tokens.items():
-            # What stands there may be the token itself, and stays out of the message.
+        for number, (hashed, owner) in enumerate(self.tokens.items(), 1):
+            # On either side may stand the token itself: both stay out of the message.
             if not is_hash(hashed):
                 raise InvalidArgument(
-                    f"the token of {owner!r} must be given as its hash, sha256:HEX; `gymhost token NAME` makes both"
+                    f'number {number} of tokens must be given as its hash, "sha256:HEX" = "NAME [ROLE]"; '
+                    "`gymhost token NAME` makes both"
                 )
             try:
                 parse_owner(owner)
@@ -249,7 +250,9 @@ class ServerConfig:
             elif key == "quotas":
                 value = _quotas(value)
             elif type(value) is not wanted or not _holds_texts(value):
-                raise InvalidArgument(f"{key} must be {_KINDS[wanted]}, not {value!r}")
+                # Tables have secrets: tokens, and passwords of sandboxes' backends.
+                said = "" if dict in (wanted, type(value)) else f", not {value!r}"
+                raise InvalidArgument(f"{key} must be {_KINDS[wanted]}{said}")
             taken[key] = value
         return cls(**taken)
 

@@ -87,7 +87,10 @@ class Forks:
             session.calls -= 1
         if any(twin.id not in self._table.by_id for twin in twins):
             # The worker has answered before, and answers the same now; else there is nothing left to make.
-            return self._refusal(session, command, errors.SessionLost("the sessions of the fork have ended")), twins
+            # Not SessionLost, which would say that the session itself has ended.
+            return self._refusal(
+                session, command, errors.ServerUnavailable("the sessions of the fork have ended")
+            ), twins
         left = command.time_left_ms and max(1, command.time_left_ms - round((loop.time() - asked) * 1000))
         return _forwarded(command, pb.COMMAND_KIND_FORK, names, left), twins
 

@@ -67,7 +67,9 @@ class Caller(NamedTuple):
             PermissionDenied: It may not.
         """
         if self.role < Role.USER and kind not in READ_ONLY_COMMANDS:
-            self.check(Role.USER, f"a command of kind {kind}")
+            known = kind in pb.CommandKind.values()
+            name = pb.CommandKind.Name(kind).removeprefix("COMMAND_KIND_") if known else kind  # pyright: ignore[reportArgumentType]
+            self.check(Role.USER, f"a command of kind {name}")
 
 
 class Identities:

@@ -195,6 +195,12 @@ class WorkerPool:
         except OSError as error:
             self.workers.pop(worker.number, None)
             raise errors.ServerUnavailable(f"a worker could not start: {error}") from error
+        except asyncio.CancelledError:
+            # Nobody wants it any more, and nobody else knows of it.
+            self.workers.pop(worker.number, None)
+            if worker.pid:
+                worker.kill("its start was broken off")
+            raise
         finally:
             self._ready.set()
 

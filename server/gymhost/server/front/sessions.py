@@ -27,6 +27,8 @@ MAX_REQUESTED = 256 * 1024 * 1024
 MAX_REASON = 1000
 # What a worker gets beyond the environment's own limit to answer a create, and to close a session.
 WORKER_GRACE = 30.0
+# Seconds that a timer may be late before the server is taken to have stood still.
+STILL = 1.0
 GOING_AWAY = "the server is going away and takes no new sessions"
 
 
@@ -158,10 +160,12 @@ class SessionTable:
                 creating.task.cancel()
                 if self._creates.get(key) is creating:
                     del self._creates[key]
+                    self._fewer.set()
 
     def _remember(self, key: Key, size: int, creating: Creating) -> None:
         if self._creates.get(key) is creating:
             del self._creates[key]
+            self._fewer.set()
         self._requested -= size
         task = creating.task
         if not task.cancelled() and task.exception() is None:
@@ -363,6 +367,8 @@ class SessionTable:
         del self._by_lane[session.lane]
         if session.fork is not None:
             session.fork.making.cancel()
+            # Else a session that was forked holds on to its forks, those to theirs, and so on, ended or not.
+            session.fork = None
         ended = Ended(session.identity, why, self.info(session, why))
         self._ended.put(session.id, ended, MAX_REASON)
         self._ended_lanes.put(session.lane, ended, MAX_REASON)
@@ -413,9 +419,13 @@ class SessionTable:
         """Ends sessions whose lease has run out, for ever; forgets what is old."""
         loop = asyncio.get_running_loop()
         lease = self._config.lease
+        pause = min(lease / 20, 5.0)
         while True:
-            await asyncio.sleep(min(lease / 20, 5.0))
+            began = loop.time()
+            await asyncio.sleep(pause)
             now = loop.time()
+            if now - began > pause + STILL:
+                continue  # the server has stood still itself: what its clients sent meanwhile is to be heard first
             for session in list(self.by_id.values()):
                 heard = session.heard if session.sink is None else getattr(session.sink, "heard", now)
                 if now - heard > lease and not session.calls:

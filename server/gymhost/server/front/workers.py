@@ -259,6 +259,8 @@ class Worker(asyncio.Protocol):
 
     def kill(self, reason: str) -> None:
         """Ends the process at once."""
+        if self.dead:
+            return  # its number may be another process's by now
         self.closing = True
         self.reason = self.reason or reason
         try:
@@ -315,9 +317,15 @@ class Worker(asyncio.Protocol):
 
         loop.add_reader(fd, heard)
         limit = self._config.worker_liveness
+        pause = min(1.0, limit / 4)
         try:
             while True:
-                await asyncio.sleep(min(1.0, limit / 4))
+                began = loop.time()
+                await asyncio.sleep(pause)
+                # Time in which this process has stood still itself does not count: perhaps the worker did with it, and
+                # what it wrote was not read.
+                late = max(0.0, loop.time() - began - pause)
+                self._heard = min(self._heard + late, loop.time())
                 if loop.time() - self._heard > limit:
                     self.kill(f"it was silent for {limit:g} s (--worker-liveness): stopped, or stuck in native code")
         finally:

@@ -1,5 +1,7 @@
 """What exceptions in a worker travel as."""
 
+import traceback
+
 import gymnasium.error
 from google.protobuf.message import DecodeError as ProtobufDecodeError
 
@@ -18,6 +20,17 @@ def failure(error: BaseException) -> tuple[int, bytes]:
         words = f"{type(error).__qualname__}, which can't be put into words"
         code, message = errors.to_wire(errors.EnvironmentFault(words, exception=type(error).__qualname__))
     return code, message.SerializeToString()
+
+
+def fault(error: BaseException) -> tuple[int, bytes]:
+    """The same for what an environment's code raised."""
+    if isinstance(error, errors.SessionError | errors.ConnectionLost):
+        # It speaks of a session or a connection that the environment has itself. As it is, the client would take it for
+        # the end of its own, and never close that.
+        name = type(error).__qualname__
+        told = "".join(traceback.format_exception(error))
+        error = errors.EnvironmentFault(f"{name}: {error.message}", exception=name, traceback=told)
+    return failure(error)
 
 
 def unimplemented(kind: int) -> errors.Unimplemented:

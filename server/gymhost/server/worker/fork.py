@@ -104,11 +104,11 @@ class Forking:
         """Puts the new sessions into the tables; returns the environments of those that were closed meanwhile.
 
         Raises:
-            SessionLost: The session that is forked has ended.
+            Cancelled: The session that is forked has ended, of which its client is told in another way.
         """
         session, host = self._session, self._host
         if host.sessions.get(session.lane) is not session or not session.unwatch():
-            raise errors.SessionLost("the session ended as it was forked")
+            raise errors.Cancelled("the session ended as it was forked")
         # No limit ends the session any more: the client is certain to be told of what is made.
         session.deadline = 0.0
         took = round((time.monotonic() - self._began) * 1000)

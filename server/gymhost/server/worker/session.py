@@ -18,7 +18,7 @@ from gymhost.server import link
 from gymhost.server.board import BLAMED, HURRIED, IDLE, RUNNING
 from gymhost.server.worker import output, vector
 from gymhost.server.worker.calls import CALLS, Call
-from gymhost.server.worker.failure import failure, unimplemented
+from gymhost.server.worker.failure import failure, fault, unimplemented
 from gymhost.server.worker.fork import Forking
 from gymhost.server.worker.output import current_session
 from gymhost.server.worker.terms import Terms
@@ -210,7 +210,7 @@ class Session(abc.ABC):
             if len(reply) > self.host.max_payload:
                 raise self.host.too_large(reply)
         except BaseException as error:  # noqa: BLE001 - SystemExit of an environment must not end its neighbours
-            return failure(error)
+            return fault(error)
         return 0, reply
 
     def make(self, request: pb.CreateSessionRequest) -> None:
@@ -355,7 +355,7 @@ class AsyncSession(Session):
         except asyncio.CancelledError:
             code, reply = failure(self._stopped_by or errors.Cancelled("the command was cancelled"))
         except BaseException as error:  # noqa: BLE001 - SystemExit of an environment must not end its neighbours
-            code, reply = failure(self._stopped_by or error)
+            code, reply = fault(self._stopped_by or error)
         if self.host.unwatch(self):
             self.finish(code, reply)
 
