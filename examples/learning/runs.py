@@ -105,7 +105,7 @@ RUNS = {
         (CHORES,),
         tasks_a_step=6,
         full=Plan(games=600, sft_steps=250, steps=60, held_out=200),
-        short=Plan(games=500, sft_steps=350, steps=20, held_out=50),
+        short=Plan(games=600, sft_steps=250, steps=20, held_out=50),
         turn_tokens=24,
         settings={"max_completion_length": 256},
     ),

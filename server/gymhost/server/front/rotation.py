@@ -41,25 +41,31 @@ class Rotation:
 
     async def watch(self) -> None:
         """Looks after the workers, for ever."""
-        pause = PERIOD
-        while True:
-            await asyncio.sleep(pause)
-            used: dict[int, int] = {}
-            if self._config.worker_max_memory or any(worker.memory_limit for worker in self._pool.workers.values()):
-                began = time.perf_counter()
-                with contextlib.suppress(OSError):  # the machine has no descriptor left: it is looked at again
-                    used = await asyncio.to_thread(memory_by_group)
-                pause = max(PERIOD, (time.perf_counter() - began) / SHARE)
-            for worker in list(self._pool.workers.values()):
-                self._limit_memory(worker, used.get(worker.pid, 0))
-            now = asyncio.get_running_loop().time()
-            if now >= self._not_before and (due := self._due(now, used)) is not None:
-                worker, why = due
-                try:
-                    await self._pool.renew(worker, why)
-                except errors.Error as error:
-                    log.error("worker %d goes on, though %s: %s", worker.number, why, error.message)
-                    self._not_before = now + BACKOFF
+        async with asyncio.TaskGroup() as tasks:
+            pause = PERIOD
+            # A start may take long, and memory is looked at meanwhile.
+            renewal: asyncio.Task[None] | None = None
+            while True:
+                await asyncio.sleep(pause)
+                used: dict[int, int] = {}
+                if self._config.worker_max_memory or any(worker.memory_limit for worker in self._pool.workers.values()):
+                    began = time.perf_counter()
+                    with contextlib.suppress(OSError):  # the machine has no descriptor left: it is looked at again
+                        used = await asyncio.to_thread(memory_by_group)
+                    pause = max(PERIOD, (time.perf_counter() - began) / SHARE)
+                for worker in list(self._pool.workers.values()):
+                    self._limit_memory(worker, used.get(worker.pid, 0))
+                now = asyncio.get_running_loop().time()
+                if (renewal is None or renewal.done()) and now >= self._not_before:
+                    due = self._due(now, used)
+                    renewal = tasks.create_task(self._renew(*due)) if due is not None else None
+
+    async def _renew(self, worker: Worker, why: str) -> None:
+        try:
+            await self._pool.renew(worker, why)
+        except errors.Error as error:
+            log.error("worker %d goes on, though %s: %s", worker.number, why, error.message)
+            self._not_before = asyncio.get_running_loop().time() + BACKOFF
 
     def _limit_memory(self, worker: Worker, used: int) -> None:
         most = self._config.worker_max_memory
