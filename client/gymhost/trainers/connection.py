@@ -1,10 +1,11 @@
 """The connection of a trainer's script: opened when it is first needed, closed when nobody holds it any more."""
 
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from gymhost.client import connect
+from gymhost.client import RemoteServer, connect
 from gymhost.client.tls import TlsLike
 from gymhost.rollout.loop_thread import LoopThread
 from gymhost.rollout.sessions import Source
@@ -45,7 +46,8 @@ class Connection:
                 self._opened = opened = Servers(server, self._token, self._tls)
             else:
                 return server
-            weakref.finalize(self, opened.close)
+            # At exit all connections are closed.
+            weakref.finalize(self, _let_go, opened).atexit = False
         return self._opened
 
     def splits(self, env_id: str, kwargs: dict[str, Any]) -> dict[str, int | None]:
@@ -56,3 +58,9 @@ class Connection:
             return dict(thread.run(source.describe(env_id, **kwargs)).splits)
         finally:
             thread.close()
+
+
+def _let_go(opened: RemoteServer | Servers) -> None:
+    """Closes a connection that nobody holds any more."""
+    # The collector may run anywhere, on the connection's own loop or with its lock held: this must not wait here.
+    threading.Thread(target=opened.close, daemon=True).start()
