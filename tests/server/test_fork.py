@@ -627,7 +627,7 @@ async def test_numbers_are_the_workers_to_count(server: ServerProcess) -> None:
         assert (await _answer(stream, lane, 4, one)).code == pb.REPLY_CODE_OUT_OF_SEQUENCE
         assert not (await _answer(stream, lane, 3, b"", RESET)).code
         await until_sessions(watching, 2)
-        assert (await _answer(stream, lane, 4, one)).code == pb.REPLY_CODE_SESSION_LOST
+        assert (await _answer(stream, lane, 4, one)).code == pb.REPLY_CODE_UNAVAILABLE
         third = await _answer(stream, lane, 5, one)
         again = await _answer(stream, lane, 5, one)
         assert third == again
