@@ -43,7 +43,7 @@ async def test_what_can_not_be_listed_is_refused(server: ServerProcess) -> None:
             await remote.tasks("test/Tasks-v0", split="dev")
         with pytest.raises(InvalidArgument, match="CartPole-v1 has no tasks"):
             await remote.tasks("CartPole-v1")
-        with pytest.raises(InvalidArgument, match="1001 .* more than the 1000 that it may be"):
+        with pytest.raises(InvalidArgument, match=r"1001 .* more than the 1000 that it may be"):
             await remote.tasks("test/Tasks-v0", limit=1001)
         with pytest.raises(InvalidArgument, match="start"):
             await remote.tasks("test/Tasks-v0", start=-1)
