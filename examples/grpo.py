@@ -46,8 +46,8 @@ from gymhost.rollout import (
 from gymhost.rollout.generators import DiskWeights, GeneratorPool, TransformersGenerator, Updatable, VllmServerGenerator
 
 
-def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="GRPO over a gymhost server.")
+def parser(description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("model", help="a folder, or a name on the Hugging Face Hub")
     parser.add_argument("--output", type=Path, default=Path("grpo-output"), help="checkpoints and metrics.jsonl")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --output")
@@ -81,7 +81,11 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     training.add_argument("--entropy", type=float, default=0.02, help="weight of a bonus that keeps it trying")
     training.add_argument("--test-every", type=int, default=25, help="steps")
     training.add_argument("--save-every", type=int, default=50, help="steps")
-    return parser.parse_args(given)
+    return parser
+
+
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    return parser("GRPO over a gymhost server.").parse_args(given)
 
 
 class Policy:

@@ -8,11 +8,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks import idle, machine, report, rollouts, rounds, sandboxes, training
-from tests.benchmarks.contenders import BACKENDS, ROLLOUTS, SANDBOXES, TRAINING, W1, W2, Cell, Contender
+from tests.benchmarks import idle, machine, report, rollouts, rounds, sandboxes, service, simulations, training
+from tests.benchmarks.contenders import (
+    BACKENDS,
+    ROLLOUTS,
+    ROUTING,
+    SANDBOXES,
+    SERVICE,
+    STAGES,
+    TRAINING,
+    W1,
+    W2,
+    Cell,
+    Contender,
+)
 from tests.benchmarks.processes import ROOT
 
-_WORKLOADS = ("w1", "w2", "idle", "sandboxes", "rollouts", "training")
+_WORKLOADS = ("w1", "w2", "idle", "sandboxes", "rollouts", "training", "routing", "stages", "service")
 _IDLE_USUAL = 15.0
 
 
@@ -30,8 +42,11 @@ def main() -> None:
     trained: list[rollouts.Part] = []
     if options.what in (None, "training"):
         trained = training.parts(options.training, lambda contender: _wanted(contender, options))
-    if not cells and not played and not trained and options.what != "idle":
+    simulated = simulations.parts(options.what, options.simulated, lambda contender: _wanted(contender, options))
+    served = [each for each in SERVICE if _wanted(each, options)] if options.what in (None, "service") else []
+    if not (cells or played or trained or simulated or served or options.what == "idle"):
         known = (*W1, *(cell.contender for cell in (*W2, *SANDBOXES)), *itertools.chain(*ROLLOUTS.values()), *TRAINING)
+        known += (*ROUTING, *STAGES, *SERVICE)
         names = {contender.name for contender in known}
         sys.exit(f"no contender has {' or '.join(options.only)} in its name; there are {'; '.join(sorted(names))}")
     usual = sum(rounds.estimate(each, options.rounds, options.seconds) for each in cells.values())
@@ -39,6 +54,8 @@ def main() -> None:
     usual += _IDLE_USUAL if idle_wanted else 0.0
     usual += rollouts.estimate(played, options.rounds, options.in_flight) if played else 0.0
     usual += training.estimate(trained, options.rounds)
+    usual += simulations.estimate(simulated, options.rounds)
+    usual += service.estimate(served, options.rounds, options.service) if served else 0.0
     print(f"this takes about {usual / 60:.1f} minutes on a quiet machine", file=sys.stderr)
 
     records: list[dict[str, Any]] = []
@@ -63,6 +80,10 @@ def main() -> None:
             rollouts.run(played, options.rounds, options.in_flight, note)
         if trained:
             training.run(trained, options.rounds, note)
+        if simulated:
+            simulations.run(simulated, options.rounds, note)
+        if served:
+            service.run(served, options.rounds, options.service, note)
     text = report.render(records)
     output.with_suffix(".md").write_text(text)
     print(text)
@@ -88,6 +109,15 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--scale", type=float, default=0.1, help="how long rollouts wait in the first part (0.1)")
     parser.add_argument(
         "--training", type=_numbers, default=[64, 64], help="rollouts of a training step in each of two parts (64,64)"
+    )
+    parser.add_argument(
+        "--simulated", type=float, default=400.0, help="how long simulations last, in their own seconds (400)"
+    )
+    parser.add_argument(
+        "--service",
+        type=_numbers,
+        default=[500, 2000, 256],
+        help="rollouts of the service, and how many it queues and runs when it is full (500,2000,256)",
     )
     parser.add_argument("--in-flight", type=int, default=4096, help="rollouts that are held in flight (4096)")
     parser.add_argument("--output", type=Path, metavar="FILE.jsonl", help="the report goes beside it, to FILE.md")

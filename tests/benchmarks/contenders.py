@@ -203,3 +203,46 @@ TRAINING = (
     Contender(TRAIN_REMOTE, "rollouts", _trains("remote"), slow=True),
     Contender(TRAIN_ROLLOUTS, "rollouts", _trains("rollouts")),
 )
+
+
+# -- Simulations -------------------------------------------------------------------------------------------------------
+
+ROUTED = "gymhost GeneratorPool: least load, affinity"
+COUNTED, COUNTED_LONG = "assignment counter", "assignment counter, 1,000 rollouts later"
+STAGED, ONE_POOL = "gymhost engine: stages with places of their own", "one pool of as many places"
+
+
+def _simulated(module: str, names: dict[str, str]) -> tuple[Contender, ...]:
+    """Who is run in one process, by the words that tell it who is meant."""
+    return tuple(Contender(name, None, (f"tests.benchmarks.{module}", words)) for words, name in names.items())
+
+
+ROUTING = _simulated(
+    "routing_client",
+    {
+        "pool": ROUTED,
+        "rollouts": "round robin of rollouts",
+        "requests": "round robin of requests",
+        "counter-0": COUNTED,
+        "counter-1000": COUNTED_LONG,
+    },
+)
+STAGES = _simulated(
+    "stages_client",
+    {
+        "stages": STAGED,
+        "one": ONE_POOL,
+        "one-64": "one pool of 64 places, as RUN has",
+        "one-96": "one pool of 96 places",
+    },
+)
+
+
+# -- The rollout service -----------------------------------------------------------------------------------------------
+
+IN_PROCESS, SERVED = "gymhost engine in the trainer's process", "gymhost rollout service"
+
+SERVICE = (
+    Contender(IN_PROCESS, None, ("tests.benchmarks.service_engine",)),
+    Contender(SERVED, None, ("tests.benchmarks.service_client",)),
+)

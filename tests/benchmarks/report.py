@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.benchmarks import contenders as who
-from tests.benchmarks import rollout_report, training_report
+from tests.benchmarks import rollout_report, service_report, simulations_report, training_report
 from tests.benchmarks.contenders import Cell
 from tests.benchmarks.tables import failed, missing, spread, table
 
@@ -95,6 +95,13 @@ def render(records: Sequence[Record]) -> str:
     parts += rollout_report.in_flight(by_kind.get("rollouts in flight", []))
     if "training" in by_kind:
         parts += training_report.render(by_kind["training"])
+    if "routing" in by_kind:
+        parts += simulations_report.routing(by_kind["routing"])
+    if "stages" in by_kind:
+        parts += simulations_report.stages(by_kind["stages"])
+    if "service" in by_kind:
+        parts += service_report.render(by_kind["service"])
+    parts += service_report.held(by_kind.get("service held", []))
     return "\n\n".join(parts) + "\n"
 
 

@@ -72,15 +72,11 @@ class LocalWork:
         pass
 
 
-def environment(plan: Plan) -> str:
-    return "benchmarks/Blocking-v0" if plan.blocking else "benchmarks/Waiting-v0"
-
-
 async def with_engine(plan: Plan, source: Any, chat: Chat, slots: Slots) -> list[int]:
     """gymhost's engine, with its usual settings; returns how many turns each rollout had."""
     generator = SimulatedGenerator(slots, Model(plan, encode).answer)
     requests = [
-        RolloutRequest(environment(plan), task=rollout, kwargs={"plan": plan.write()})
+        RolloutRequest(plan.environment, task=rollout, kwargs={"plan": plan.write()})
         for rollout in range(plan.rollouts)
     ]
     concurrency = Concurrency(run=max(plan.rollouts, Concurrency().run))
@@ -103,7 +99,7 @@ async def in_lock_step(plan: Plan, server: RemoteServer, chat: Chat, slots: Slot
     async with AsyncExitStack() as stack:
         sessions = await asyncio.gather(
             *(
-                stack.enter_async_context(server.session(environment(plan), plan=plan.write()))
+                stack.enter_async_context(server.session(plan.environment, plan=plan.write()))
                 for _ in range(plan.rollouts)
             )
         )

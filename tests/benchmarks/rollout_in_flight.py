@@ -5,15 +5,13 @@ when all wait for a completion at once, in their first turn and in their fourth,
 """
 
 import asyncio
-import json
 import math
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from renderers import Qwen3RendererConfig
-from tests.benchmarks.rollout_client import environment
+from tests.benchmarks.gymhost_idle import phase
 from tests.benchmarks.rollout_plan import Model, Plan
 from tests.support.simulated_generator import SimulatedGenerator, Slots
 from tests.support.tokenizers import encode, qwen3_tokenizer
@@ -25,11 +23,6 @@ from gymhost.rollout import Chat, Concurrency, Generation, RolloutEngine, Rollou
 HELD = (1, 4)
 _TURNS = 5
 _TASKS = 256
-
-
-async def phase(**said: Any) -> None:
-    print(json.dumps(said), flush=True)
-    await asyncio.to_thread(sys.stdin.readline)
 
 
 class Holding(SimulatedGenerator):
@@ -59,8 +52,7 @@ async def main(address: str, count: int) -> None:
     chat = Chat(qwen3_tokenizer(), Qwen3RendererConfig(thinking_retention="all"))
     model = Model(plan, encode)
     requests = [
-        RolloutRequest(environment(plan), task=number % _TASKS, kwargs={"plan": plan.write()})
-        for number in range(count)
+        RolloutRequest(plan.environment, task=number % _TASKS, kwargs={"plan": plan.write()}) for number in range(count)
     ]
     async with connect(address) as server:
         quick = SimulatedGenerator(Slots(tokens_per_second=math.inf), model.answer)

@@ -67,6 +67,11 @@ class Plan:
         return [self.delay * math.exp(draws.gauss(0.0, self.sigma)) for _ in range(calls)]
 
     @property
+    def environment(self) -> str:
+        """The id of its environment, of those of `rollout_environments`."""
+        return "benchmarks/Blocking-v0" if self.blocking else "benchmarks/Waiting-v0"
+
+    @property
     def turns(self) -> int:
         """How many turns all rollouts have together."""
         return sum(1 + len(self.delays(rollout)) for rollout in range(self.rollouts))

@@ -14,6 +14,12 @@ _UVICORN = ("uvicorn", "tests.benchmarks.openenv_echo:app", "--log-level", "warn
 _SERVERS: dict[str, tuple[str, ...]] = {
     "gymhost": ("gymhost.cli", "serve", "tests.benchmarks.gymhost_environments", "--address", "ADDRESS"),
     "rollouts": ("gymhost.cli", "serve", "tests.benchmarks.rollout_environments", "--address", "ADDRESS"),
+    "completions": ("tests.benchmarks.completions", "ADDRESS", "FOLDER"),
+    "service": (
+        *("gymhost.cli", "serve", "--rollouts", "--rollouts-address", "ADDRESS", "--environments", "ENVIRONMENTS"),
+        *("--tokenizer", "FOLDER", "--renderer", "qwen3", "--generator", "GENERATOR", "--jobs-file", "FILE"),
+        *("--rollouts-run", "RUN"),
+    ),
     "sandboxes": ("gymhost.cli", "serve", "tests.benchmarks.sandbox_environments", "--address", "ADDRESS"),
     "openenv": (*_UVICORN, "--loop", "asyncio", "--port", "PORT"),
     "openenv-best": (*_UVICORN, "--loop", "uvloop", "--workers", "2", "--port", "PORT"),
@@ -23,16 +29,22 @@ _SERVERS: dict[str, tuple[str, ...]] = {
 
 
 class Server(Process):
-    """A server that was started on a free port of loopback."""
+    """A server that was started on a free port of loopback.
 
-    def __init__(self, name: str, peer: str | None = None) -> None:
+    Args:
+        name: Which.
+        peer: The virtual environment that it runs in; None for the project's.
+        **words: What stands for what in its command.
+    """
+
+    def __init__(self, name: str, peer: str | None = None, **words: str) -> None:
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))
             port = found.getsockname()[1]
         self.name = name
         self._started = time.monotonic()
         self.address = f"127.0.0.1:{port}"
-        words = {"ADDRESS": self.address, "PORT": str(port)}
+        words |= {"ADDRESS": self.address, "PORT": str(port)}
         super().__init__([python(peer), "-m", *(words.get(word, word) for word in _SERVERS[name])], talks=False)
 
     @property

@@ -23,6 +23,7 @@ SANDBOXES = [(CREATE, 1), (CREATE, 8), *((name, 1) for name in SHELLS)]
 ENGINE, LOCAL, LOCK_STEP = "gymhost engine", "gymhost engine, environments in its process", "lock-step batches"
 TRL, TRL_ASYNC = "TRL's tool loop", "TRL's tool loop, async tools"
 TRAINERS = ["TRL's environment_factory", "gymhost remote_environment in its place", "gymhost Environments"]
+POOL, STAGES = "gymhost GeneratorPool: least load, affinity", "gymhost engine: stages with places of their own"
 # By part, of so many rollouts: more than slots in the first, so that these can be full.
 ROLLOUTS = {"slots": 70, "turn": 4, "overhead": 8}
 WARM_UP, SECONDS, IDLE = 0.5, 0.2, 40
@@ -232,6 +233,49 @@ def test_steps_of_trainers_have_times_that_can_be_true(tmp_path: Path):
         assert (1 if name == TRAINERS[2] else 2) * 3 * 0.5 < step["rollout_seconds"] < step["seconds"]
         assert f"| {name} | 2 | {step['seconds']:.2f} |" in said.report
     assert steps[TRAINERS[2]]["rollout_seconds"] < 2 * 3 * 0.5
+
+
+def simulated(folder: Path, what: str, *contenders: str) -> Run:
+    """A short simulation, in which each of the contenders played."""
+    said = run(folder, what, "--simulated=16", only=contenders, limit=100.0)
+    played = [record for record in said.records if record["kind"] == what]
+    assert {record["contender"] for record in played} == set(contenders)
+    assert not any("error" in record for record in played)
+    assert all(f"| {name} |" in said.report for name in contenders)
+    return said
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(110)  # as above
+def test_simulated_routing_has_figures_that_can_be_true(tmp_path: Path):
+    counted = "assignment counter, 1,000 rollouts later"
+    said = simulated(tmp_path, "routing", POOL, "round robin of requests", counted)
+    after = {record["contender"]: record["after"] for record in said.records if record["kind"] == "routing"}
+    for each in after.values():
+        assert each["tokens_per_second"] > each["rollouts_per_second"] > 0
+        # 128 rollouts at once, and a newcomer.
+        assert 0 < sum(each["sequences"]) < 128
+        assert each["sequences"][2] > 0
+    # Who sends a rollout's turns here and there finds less of it there.
+    assert after["round robin of requests"]["hits"] < min(after[POOL]["hits"], after[counted]["hits"])
+    assert f"| tokens/s after: {POOL} / {counted} |" in said.report
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(110)  # as above
+def test_simulated_stages_have_figures_that_can_be_true(tmp_path: Path):
+    one = "one pool of 64 places, as RUN has"
+    said = simulated(tmp_path, "stages", STAGES, one)
+    for record in said.records:
+        if record["kind"] == "stages":
+            assert 0 < record["busy"] <= 1
+            assert 0 < record["hits"] < 1
+            assert record["tokens_per_second"] > 0
+            assert record["run"] <= record["sessions"] + 1e-9
+            # A rollout has a session from its INIT to its EVAL.
+            assert record["run"] <= 64
+            assert record["contender"] == STAGES or record["sessions"] == pytest.approx(64, abs=1)
+    assert f"| tokens/s: {STAGES} / {one} |" in said.report
 
 
 def test_report_has_what_was_wanted(w1: Run, w2: Run):

@@ -119,7 +119,7 @@ def test_it_tells_of_a_server_and_of_a_token_that_lacks():
         for name in ("reach", "token", "TLS", "versions", "round trip", "server"):
             assert found[name]["verdict"] == "ok", found[name]
         assert int(found["environments"]["detail"].split()[0]) > 5
-        assert "1 workers" in found["server"]["detail"]
+        assert "1 worker, " in found["server"]["detail"]
         refused = found_by("--server", running.address, "--token", "wrong", code=1)
         assert refused["token"]["verdict"] == "broken"
         assert "GYMHOST_TOKEN" in refused["token"]["advice"]

@@ -77,6 +77,23 @@ async def test_a_connection_cut_in_mid_step_leaves_the_step_running(proxy: Proxy
             assert (await asyncio.wait_for(stepping, 10))[0] == number
 
 
+async def test_a_command_that_was_answered_is_not_sent_again(server: ServerProcess) -> None:
+    """As when it was given up on two sockets, one after the other: the second copy leaves after the answer."""
+    async with connect(server.address, direct=False) as remote, remote.session("test/Slow-v0") as session:
+        await session.reset()
+        lane, connection = session._lane, remote.connection
+        assert lane is not None
+        stepping = asyncio.create_task(session.step(0.1))
+        answered = await until(lambda: lane.pending)
+        assert (await stepping)[0] == 1
+        stepping = asyncio.create_task(session.step(0.5))
+        async with stub_to(server.address) as stub:
+            await until_busy(stub, lane.session_id)
+        connection.submit_all((answered,))
+        assert (await asyncio.wait_for(stepping, 10))[0] == 2
+        assert lane.pending is None
+
+
 async def test_many_sessions_survive_many_cuts(proxy: Proxy) -> None:
     async with connect(proxy.address, direct=False) as remote:
 

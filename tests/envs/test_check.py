@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
-from gymhost.envs import Task, ToolEnv, make, register, rubric, tool
+from gymhost.envs import Task, ToolEnv, checks, make, register, rubric, tool
 from gymhost.envs.check import Report, check
 from gymhost.envs.shelf.echo import Echo
 from gymhost.wire import errors
@@ -69,6 +69,12 @@ def registry() -> Iterator[None]:
     yield
     gymnasium.registry.clear()
     gymnasium.registry.update(before)
+
+
+@pytest.fixture
+def few_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has leaks looked for in few episodes, by tests of other things."""
+    monkeypatch.setattr(checks, "_LEAK_EPISODES", 5)
 
 
 def report_on(of: type[gymnasium.Env[Any, Any]], **how: Any) -> Report:
@@ -209,6 +215,7 @@ def test_what_an_episode_frees_is_no_leak() -> None:
     found(report_on(Tidy), "ok", "Nothing leaks over 100 episodes")
 
 
+@pytest.mark.usefixtures("few_episodes")
 def test_the_way_it_runs_is_advised() -> None:
     class Blocking(Walk):
         def step(self, action: Any) -> Any:
@@ -221,6 +228,7 @@ def test_the_way_it_runs_is_advised() -> None:
     found(report_on(Walk, mode="async"), "error", "has no coroutines")
 
 
+@pytest.mark.usefixtures("few_episodes")
 def test_coroutines_are_advised_to_run_as_such() -> None:
     class Waits(Talk):
         @tool
@@ -245,6 +253,7 @@ def test_a_change_of_the_process_is_advised_against(tmp_path: Path, monkeypatch:
     assert 'isolation="process"' in found(report, "advice", "changes the working directory")
 
 
+@pytest.mark.usefixtures("few_episodes")
 def test_a_conversation_is_looked_through() -> None:
     class Poor(ToolEnv):
         tasks = {"train": [{"n": 1}], "test": [{"n": 1}], "empty": []}

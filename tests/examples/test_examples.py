@@ -71,6 +71,20 @@ def test_coder_plays_itself_in_a_sandbox():
     ]
 
 
+def test_an_agent_of_somebody_s_plays_in_a_sandbox():
+    assert run("harness.py").splitlines() == [
+        "The agent offers ['bash'].",
+        "system: Use bash.",
+        "user: Write the sum of the prices in prices.txt to total.txt.",
+        "tool: 15",
+        "16",
+        "23",
+        "",
+        "tool: ",
+        "Reward: 1.0. Ended: True. Exit status of the agent: 0",
+    ]
+
+
 @pytest.mark.timeout(150)
 def test_coder_is_fit_to_be_hosted():
     # A hundred episodes, each with a sandbox.

@@ -30,6 +30,20 @@ async def step_for_ever(session: Session) -> None:
         await session.step({"add": 1, "sleep": 0.0})
 
 
+async def test_a_step_outlives_more_restarts_than_a_command_may_end_workers(start: Start, notes: Notes) -> None:
+    server, here, restarts = start(), Tally(), 6
+    async with connect(server.address) as remote, remote.session("test/Tally-v0", notes=str(notes)) as session:
+        await session.reset(seed=3)
+        here.reset(seed=3)
+        step = asyncio.create_task(session.step({"add": 1, "sleep": 1.0}))
+        for number in range(restarts):
+            await asyncio.to_thread(notes.wait, 2 * (number + 1))  # a reset and the step, each time
+            await restart(server)
+        observation = (await asyncio.wait_for(step, 30))[0]
+        assert np.array_equal(observation, here.step({"add": 1})[0])
+        assert session.recoveries == restarts
+
+
 async def test_replayable_sessions_outlive_their_server(start: Start, notes: Notes) -> None:
     server, here = start(), Tally()
     async with connect(server.address) as remote:

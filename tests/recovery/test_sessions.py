@@ -247,16 +247,16 @@ async def test_what_depends_on_the_time_before_a_seeded_reset_is_found_out(serve
             await step_and_kill(session, act(1), notes)
 
 
-async def test_a_command_that_kills_every_worker_is_given_up_after_three_recoveries(start: Start, notes: Notes) -> None:
+async def test_a_command_that_kills_every_worker_is_given_up_after_four_recoveries(start: Start, notes: Notes) -> None:
     server = start()
     async with connect(server.address) as remote, remote.session("test/Deadly-v0", notes=str(notes)) as session:
         await session.reset(seed=1)
         await session.step(act(1))
-        with pytest.raises(SessionLost, match="it was recovered 3 times, and lost each time"):
+        with pytest.raises(SessionLost, match="it was recovered 4 times, and lost each time"):
             await asyncio.wait_for(session.step(act(99)), 30)
-        assert [what for what, _ in notes.lines].count("die") == 4
+        assert [what for what, _ in notes.lines].count("die") == 5
         assert session.lost
-        with pytest.raises(SessionLost, match="recovered 3 times"):
+        with pytest.raises(SessionLost, match="recovered 4 times"):
             await session.step(act(1))
         await until_sessions(remote, 0)
 
@@ -377,6 +377,26 @@ async def test_who_is_cancelled_during_a_recovery_ends_at_once_and_the_session_g
         assert (await session.step(act(5)))[0].tolist()[:2] == [2, 6]
         assert session.recoveries == 1
         assert len(await remote.sessions()) == 1
+
+
+async def test_a_cancelled_command_is_lost_with_its_session(server: ServerProcess, notes: Notes) -> None:
+    here = Tally()
+    async with connect(server.address) as remote, remote.session("test/Tally-v0", notes=str(notes)) as session:
+        assert same(await session.reset(seed=1), here.reset(seed=1))
+        assert same(await session.step(act(1)), here.step(act(1)))
+        stepping = asyncio.create_task(session.step(act(7, sleep=30.0)))
+        await asyncio.to_thread(notes.wait, 3)
+        stepping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stepping
+        notes.kill()
+        await until_sessions(remote, 0)
+        # Nobody waits for anything, so nothing is made again; and what nobody waited for is no part of the episode.
+        await asyncio.sleep(0.3)
+        assert session.recoveries == 0
+        assert same(await session.step(act(2)), here.step(act(2)))
+        assert session.recoveries == 1
+        assert [what for what in notes.of(notes.process) if what != "begin"] == ["reset", "step", "step"]
 
 
 @pytest.mark.parametrize("how", ["close", "collect"])

@@ -18,6 +18,7 @@ from gymhost.rollout.generators import (
     VllmServerGenerator,
 )
 from support.completions_server import CompletionsServer, choice, weights
+from support.virtual_time import now, simulated
 
 pytestmark = pytest.mark.heavy
 
@@ -493,3 +494,28 @@ class TestVersions:
                 assert generation.policy_version == 3
         assert {member.policy_version for member in pool.members()} == {3}
         await pool.aclose()
+
+
+def test_a_member_that_samples_is_not_left_though_nothing_is_heard_of_its_health() -> None:
+    class Deaf(ScriptedGenerator):
+        async def healthy(self) -> bool:
+            return await asyncio.Event().wait()
+
+    async def sample(_prompt_ids: Sequence[int], request_id: str) -> list[int]:
+        await asyncio.sleep(1.0 if request_id.startswith("short") else 30.0)
+        return [7]
+
+    async def main() -> None:
+        pool = GeneratorPool([Deaf(sample, name="deaf")], patience=0.0, probe_seconds=2.0)
+        long = asyncio.create_task(pool.generate([1], SHORT, request_id="long/1"))
+        for number in range(40):
+            await pool.generate([1], SHORT, request_id=f"short/{number}")
+        assert (await long).token_ids == [7]
+        # Now nothing else is heard of it either.
+        begun = now()
+        with pytest.raises(GeneratorError, match="deaf .it missed 2 health checks"):
+            await pool.generate([1], SHORT, request_id="long/2")
+        assert now() - begun < 15
+        await pool.aclose()
+
+    simulated(main())

@@ -26,6 +26,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gymhost.cli import doctor_machine
 from gymhost.envs.sandbox.backend import RUNNER, Stream, StreamEnded
 from gymhost.envs.sandbox.bubblewrap.seccomp import REFUSED
 from gymhost.envs.sandbox.docker import Docker
@@ -511,7 +512,9 @@ def owner(engine: DockerEngine, command: str) -> "contextlib._GeneratorContextMa
     return running([sys.executable, "-c", OWNER, engine.base_url, command])
 
 
-async def test_what_a_dead_owner_left_is_removed(docker_engine: DockerEngine, api: Any) -> None:
+async def test_what_a_dead_owner_left_is_told_and_removed(
+    docker_engine: DockerEngine, api: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with owner(docker_engine, "echo; sleep 1000") as dead, owner(docker_engine, "echo; sleep 1000") as living:
         assert dead.stdout is not None
         assert living.stdout is not None
@@ -521,11 +524,18 @@ async def test_what_a_dead_owner_left_is_removed(docker_engine: DockerEngine, ap
         dead.wait()
         [container] = api.containers(filters={"name": left})
         assert container["Labels"]["gymhost.server"] == "the-server"
+        monkeypatch.setenv("DOCKER_HOST", docker_engine.base_url)
+        engine, found = doctor_machine.docker()
+        assert engine.verdict == "ok"
+        assert found.verdict == "warning"
+        assert found.detail == "a killed server left 1 container"
+        assert found.advice == f"docker rm --force --volumes {container['Id'][:12]}"
         backend = Docker(docker_engine.base_url)
         assert await backend.problem() is None
         await backend.close()
         assert not api.containers(all=True, filters={"name": left})
         assert api.containers(filters={"name": kept})
+        assert len(doctor_machine.docker()) == 1
 
 
 async def test_an_idle_container_ends_with_its_owner(docker_engine: DockerEngine, api: Any) -> None:

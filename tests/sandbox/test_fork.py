@@ -4,7 +4,7 @@ import asyncio
 import copy
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,38 +14,33 @@ from gymhost.client import CommandTimeout, RemoteServer, SandboxUnavailable, Ses
 from support.sandboxes import BACKENDS, fresh_sandbox
 from support.server import ServerProcess, until, until_sessions
 
-StartServer = Callable[..., ServerProcess]
-
 MODULES = ["support.forgetful_environments", "support.sandbox_environments", "support.fork_environments"]
 MODES = ["test/Forgetful-v0", "test/ForgetfulAsync-v0", "test/ForgetfulInline-v0", "test/ForgetfulAlone-v0"]
 RELUCTANT = "support.fork_environments:Reluctant"
 
 
-@pytest.fixture
-def start_server() -> Iterator[StartServer]:
-    started: list[ServerProcess] = []
+def start(**settings: Any) -> ServerProcess:
+    return ServerProcess(modules=MODULES, workers=1, **settings)
 
-    def start(**settings: Any) -> ServerProcess:
-        how: dict[str, Any] = {"modules": MODULES, "workers": 1, "sandbox": "bubblewrap"}
-        started.append(ServerProcess(**how | settings))
-        return started[-1]
 
-    yield start
-    for server in started:
-        server.__exit__()
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with start(sandbox="bubblewrap") as server:
+        yield server
 
 
 @pytest.fixture
-async def remote(start_server: StartServer) -> AsyncGenerator[RemoteServer]:
-    async with connect(start_server().address) as remote:
+async def remote(server: ServerProcess) -> AsyncGenerator[RemoteServer]:
+    async with connect(server.address) as remote:
         yield remote
 
 
 @pytest.fixture
-async def reluctant(start_server: StartServer) -> AsyncGenerator[RemoteServer]:
+async def reluctant() -> AsyncGenerator[RemoteServer]:
     """A server that makes one sandbox."""
-    async with connect(start_server(sandbox=RELUCTANT, sandbox_options={"room": "1"}).address) as remote:
-        yield remote
+    with start(sandbox=RELUCTANT, sandbox_options={"room": "1"}) as server:
+        async with connect(server.address) as remote:
+            yield remote
 
 
 async def call(session: Session, tool: str, **arguments: Any) -> str:

@@ -22,35 +22,50 @@ from gymhost.client import (
 )
 from gymhost.client import Session as ClientSession
 from gymhost.envs.sandboxing import Scope
+from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire.errors import SandboxLost
-from support.server import ServerProcess, alive, running, until
+from support.raw import RawStream, stub_to
+from support.server import PATIENCE, ServerProcess, alive, running, until
 
 MODES = ["test/Forgetful-v0", "test/ForgetfulAsync-v0", "test/ForgetfulInline-v0", "test/ForgetfulAlone-v0"]
 
 # What these sandboxes run can be seen from here.
 BACKENDS = ["local", "bubblewrap"]
 
+MIB = 2**20
+
 StartServer = Callable[..., ServerProcess]
+
+
+def start(**settings: Any) -> ServerProcess:
+    how: dict[str, Any] = {"modules": ["support.forgetful_environments"], "workers": 1, "sandbox": "local"}
+    return ServerProcess(**how | settings)
 
 
 @pytest.fixture
 def start_server() -> Generator[StartServer]:
-    """Starts servers with forgetful environments."""
+    """Starts servers with forgetful environments for one test."""
     started: list[ServerProcess] = []
 
-    def start(**settings: Any) -> ServerProcess:
-        how: dict[str, Any] = {"modules": ["support.forgetful_environments"], "workers": 1, "sandbox": "local"}
-        started.append(ServerProcess(**how | settings))
+    def begin(**settings: Any) -> ServerProcess:
+        started.append(start(**settings))
         return started[-1]
 
-    yield start
+    yield begin
     for server in started:
         server.__exit__()
 
 
+@pytest.fixture(scope="module")
+def server() -> Generator[ServerProcess]:
+    """A server that tests share which leave its workers alive."""
+    with start() as server:
+        yield server
+
+
 @pytest.fixture
-async def remote(start_server: StartServer) -> AsyncGenerator[RemoteServer]:
-    async with connect(start_server().address) as remote:
+async def remote(server: ServerProcess) -> AsyncGenerator[RemoteServer]:
+    async with connect(server.address) as remote:
         yield remote
 
 
@@ -118,6 +133,31 @@ def test_a_scope_that_has_ended_takes_nothing_more() -> None:
     assert not scope.kill()
 
 
+async def test_what_its_sandboxes_use_is_told_for_each_session(server: ServerProcess) -> None:
+    async with connect(server.address) as remote, stub_to(server.address) as stub, RawStream(stub) as stream:
+        assert "memory" not in (await remote.sessions() or [{}])[0]
+        large, small, alone = await players(remote, MODES[0], MODES[1], MODES[3])
+        bare = await stream.create("CartPole-v1")
+        # What bash has in a variable is its own.
+        working = asyncio.create_task(large.call("run", "x=$(head -c 40000000 /dev/zero | tr '\\0' x); sleep 1000"))
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                told = {each["environment_id"]: each for each in await remote.sessions(memory=True)}
+                if told[MODES[0]]["memory"] > 40 * MIB:
+                    break
+        assert told["CartPole-v1"]["memory"] is None
+        assert MIB < told[MODES[1]]["memory"] < 40 * MIB
+        # It has its worker for itself, which the others share.
+        assert told[MODES[3]]["memory"] > told[MODES[3]]["worker_memory"] > 20 * MIB
+        assert len({told[name]["worker_memory"] for name in (MODES[0], MODES[1], "CartPole-v1")}) == 1
+        one = await stub.GetSession(pb.GetSessionRequest(session_id=bare.session_id))
+        assert one.session.worker_memory_bytes > 20 * MIB
+        assert not one.session.HasField("memory_bytes")
+        working.cancel()
+        for player in (large, small, alone):
+            await player.session.close()
+
+
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_session_that_is_closed(remote: RemoteServer, mode: str) -> None:
     player, neighbour, other = await players(remote, mode, mode, MODES[0])
@@ -157,13 +197,11 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("doing", ["nothing", "working"])
-@pytest.mark.parametrize("mode", MODES[:2])
-async def test_a_client_that_is_gone(start_server: StartServer, mode: str, doing: str) -> None:
+async def test_clients_that_are_gone(start_server: StartServer) -> None:
     server = start_server(lease=2.0, heartbeat=0.5)
-    mark = str(uuid.uuid4().int)
-    async with connect(server.address) as remote:
-        [neighbour] = await players(remote, mode)
+
+    async def come_and_go(mode: str, doing: str) -> None:
+        mark = str(uuid.uuid4().int)
         with running([sys.executable, "-c", CLIENT, server.address, mode, mark, doing]) as client:
             assert client.stdout is not None
             assert await asyncio.to_thread(client.stdout.readline) == "began\n"
@@ -171,7 +209,11 @@ async def test_a_client_that_is_gone(start_server: StartServer, mode: str, doing
             client.send_signal(signal.SIGKILL)
             await asyncio.to_thread(client.wait)
         await until(lambda: not marked(mark))
-        await unharmed(neighbour)
+
+    async with connect(server.address) as remote:
+        neighbours = await players(remote, *MODES[:2])
+        await asyncio.gather(*(come_and_go(mode, doing) for mode in MODES[:2] for doing in ("nothing", "working")))
+        await unharmed(*neighbours)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -5,11 +5,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from support.fixtures import grpc_path, path, proxy, server, start_server
+from support.fixtures import grpc_path, path, proxy, server, shared_server, start_server
 from support.server import ServerProcess
 from support.silence import KEEPALIVES, step_after_silence
 
-__all__ = ["grpc_path", "path", "proxy", "server", "start_server"]
+__all__ = ["grpc_path", "path", "proxy", "server", "shared_server", "start_server"]
 
 
 @pytest.fixture(scope="session", autouse=True)

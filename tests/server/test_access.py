@@ -24,8 +24,8 @@ ALICE, BOB = "token-of-alice", "token-of-bob"
 TOKENS = {ALICE: "alice", BOB: "bob"}
 
 
-async def test_without_a_valid_token_nobody_gets_in(start_server: StartServer) -> None:
-    server = start_server(workers=1, tokens=TOKENS)
+async def test_without_a_valid_token_nobody_gets_in(shared_server: StartServer) -> None:
+    server = shared_server(workers=1, tokens=TOKENS)
     started = time.monotonic()
     for token, words in ((None, "wants a token"), ("guess", "not valid"), ("", "wants a token")):
         with pytest.raises(Unauthenticated, match=words):
@@ -45,9 +45,9 @@ async def test_without_a_valid_token_nobody_gets_in(start_server: StartServer) -
     assert ALICE not in server.log
 
 
-async def test_sessions_of_another_identity_are_as_if_they_never_existed(start_server: StartServer) -> None:
+async def test_sessions_of_another_identity_are_as_if_they_never_existed(shared_server: StartServer) -> None:
     """S35."""
-    server = start_server(workers=1, tokens=TOKENS)
+    server = shared_server(workers=1, tokens=TOKENS)
     async with stub_to(server.address) as stub, RawStream(stub, ALICE) as alice, RawStream(stub, BOB) as bob:
         made = await alice.create("test/Counter-v0")
         own = [(await bob.create("test/Counter-v0")).session_id for _ in range(10)]
@@ -100,8 +100,8 @@ async def test_sessions_of_another_identity_are_as_if_they_never_existed(start_s
         assert len({value >> 64 for value in bits}) == len({value & (2**64 - 1) for value in bits}) == 10
 
 
-async def test_keys_of_one_identity_mean_nothing_to_another(start_server: StartServer) -> None:
-    server = start_server(workers=1, tokens=TOKENS)
+async def test_keys_of_one_identity_mean_nothing_to_another(shared_server: StartServer) -> None:
+    server = shared_server(workers=1, tokens=TOKENS)
     key = secrets.token_bytes(16)
     async with stub_to(server.address) as stub:
         made = [

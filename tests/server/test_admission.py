@@ -47,8 +47,8 @@ class _Waiting:
         return self.came
 
 
-async def test_higher_priorities_come_first(start_server: StartServer) -> None:
-    server = start_server(workers=1, capacity=1)
+async def test_higher_priorities_come_first(shared_server: StartServer) -> None:
+    server = shared_server(workers=1, capacity=1, queue_length=10)
     waiting = _Waiting()
     async with connect(server.address) as remote:
         held = await remote.session("test/Counter-v0").open()
@@ -86,7 +86,7 @@ async def test_a_create_beyond_the_queue_is_refused_at_once_and_told_when_to_ask
             await waiting.begin(remote, name)
         started = time.monotonic()
         with pytest.raises(
-            CapacityExhausted, match=r"2 creates wait already.*--queue-length\); retry after about 60 s"
+            CapacityExhausted, match=r"2 creates in the queue already.*--queue-length\); retry after about 60 s"
         ) as raised:
             await remote.session("test/Counter-v0").open()
         assert raised.value.retry_after == LONGEST
@@ -132,7 +132,7 @@ async def test_a_priority_is_for_all_who_make_environments(start_server: StartSe
 async def _until_waiting(remote: RemoteServer, wanted: int) -> None:
     """Waits until so many creates wait for places: one more is told how many there are."""
     while True:
-        with pytest.raises(CapacityExhausted, match="creates waiting") as raised:
+        with pytest.raises(CapacityExhausted, match=r"creates? waiting") as raised:
             await remote.session("test/Counter-v0", create_timeout=0.05, priority=-1000).open()
         if f", {wanted + 1} creates waiting" in raised.value.message:
             return
@@ -205,7 +205,9 @@ async def test_the_creates_of_an_identity_that_wait_have_a_quota(start_server: S
     async with connect(server.address, token=ALICE) as alice, connect(server.address, token=BOB) as bob:
         held = await alice.session("test/Counter-v0").open()
         await waiting.begin(alice, "a")
-        with pytest.raises(CapacityExhausted, match=r"1 creates of 'alice' wait already.*quota \(--quota-queued\)"):
+        with pytest.raises(
+            CapacityExhausted, match=r"1 create of 'alice' in the queue already.*quota \(--quota-queued\)"
+        ):
             await alice.session("test/Counter-v0").open()
         for _ in range(3):
             await waiting.begin(bob, "b")
@@ -311,8 +313,8 @@ async def test_a_flooded_server_answers_health_checks_and_says_when_to_ask_again
             call.cancel()
 
 
-async def test_creates_whose_callers_vanish_take_no_places(start_server: StartServer) -> None:
-    server = start_server(workers=1, capacity=1, queue_length=10)
+async def test_creates_whose_callers_vanish_take_no_places(shared_server: StartServer) -> None:
+    server = shared_server(workers=1, capacity=1, queue_length=10)
     async with connect(server.address) as remote:
         held = await remote.session("test/Counter-v0").open()
         async with stub_to(server.address) as stub, RawStream(stub) as stream:
@@ -345,5 +347,5 @@ async def _until_full(stub: Any) -> None:
         try:
             await stub.CreateSession(create(), timeout=0.3)
         except grpc.aio.AioRpcError as error:
-            if "creates wait already" in (error.details() or ""):
+            if "in the queue already" in (error.details() or ""):
                 return

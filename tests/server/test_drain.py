@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gymhost.client import CapacityExhausted, CommandTimeout, ServerUnavailable, Session, SessionLost, connect
-from gymhost.trainers.servers import Servers
+from gymhost.rollout.servers import Servers
 from support.raw import channel_to
 from support.server import PATIENCE, ServerProcess, running, until
 
@@ -50,7 +50,7 @@ async def test_sessions_go_on_to_their_end_and_all_others_are_sent_away(start_se
             await until(lambda: newcomer.draining)
         for number in range(1, 4):
             assert (await session.step(1))[0] == number
-        assert "draining: 1 sessions go on, for at most 600 s (--drain)" in server.log
+        assert "draining: 1 session left, for at most 600 s (--drain)" in server.log
         await session.close()
         assert await asyncio.to_thread(server.wait) == 0
     assert "Traceback" not in server.log
@@ -65,7 +65,7 @@ async def test_after_its_time_the_server_stops_and_sessions_are_lost(start_serve
         with pytest.raises(SessionLost, match="the server was stopped"):
             await asyncio.wait_for(step_for_ever(session), PATIENCE)
         assert await asyncio.to_thread(server.wait) == 0
-    assert "1 sessions went on after 0.5 s (--drain)" in server.log
+    assert "1 session left after 0.5 s (--drain)" in server.log
 
 
 async def test_a_create_that_fails_is_not_waited_for(start_server: StartServer) -> None:

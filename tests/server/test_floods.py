@@ -12,9 +12,9 @@ import grpc.aio
 import pytest
 
 from gymhost.client import connect
+from gymhost.server import calls
 from gymhost.server.config import ServerConfig
 from gymhost.server.front import outgoing
-from gymhost.server.front import service as front_service
 from gymhost.server.front import stream as front_stream
 from gymhost.server.server import Server
 from gymhost.v1 import environments_pb2 as pb
@@ -302,7 +302,7 @@ async def test_attaches_without_end_are_answered_and_do_not_pile_up(server: Serv
 
 
 async def test_calls_and_streams_beyond_what_a_server_takes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front_service, "MAX_CALLS", 4)
+    monkeypatch.setattr(calls, "MAX_CALLS", 4)
     monkeypatch.setattr(front_stream, "MAX_STREAMS", 3)
     async with in_process() as server:
         async with stub_to(server.address) as stub, RawStream(stub) as first, RawStream(stub), RawStream(stub):
@@ -326,3 +326,16 @@ async def test_calls_and_streams_beyond_what_a_server_takes_are_refused(monkeypa
         # What has ended counts no longer.
         async with stub_to(server.address) as stub, RawStream(stub) as again:
             await again.create()
+
+
+async def test_calls_that_came_while_the_server_stood_still_are_all_answered(start_server: StartServer) -> None:
+    server = start_server(workers=1)
+    async with contextlib.AsyncExitStack() as stack:
+        stubs = [await stack.enter_async_context(stub_to(server.address)) for _ in range(10)]
+        for stub in stubs:
+            await stub.ListSessions(pb.ListSessionsRequest())
+        server.signal(signal.SIGSTOP)
+        calls = [stub.ListSessions(pb.ListSessionsRequest(), timeout=40) for stub in stubs for _ in range(250)]
+        await asyncio.sleep(0.5)  # for them to leave
+        server.signal(signal.SIGCONT)
+        assert {await call.code() for call in calls} == {grpc.StatusCode.OK}

@@ -324,8 +324,8 @@ async def test_places_are_taken_for_all_before_any_is_made(start_server: StartSe
         await closed(*again)
 
 
-async def test_a_fork_whose_caller_is_cancelled_as_it_waits(start_server: StartServer) -> None:
-    server = start_server(workers=1, capacity=2, modules=MODULES)
+async def test_a_fork_whose_caller_is_cancelled_as_it_waits(shared_server: StartServer) -> None:
+    server = shared_server(workers=1, capacity=2, modules=MODULES)
     async with connect(server.address) as remote, remote.session("test/Walk-v0") as session:
         other = await remote.session("test/Walk-v0").open()
         await session.reset(seed=1)
@@ -340,8 +340,8 @@ async def test_a_fork_whose_caller_is_cancelled_as_it_waits(start_server: StartS
         await fork.close()
 
 
-async def test_a_cancel_that_comes_in_the_frame_of_its_fork(start_server: StartServer) -> None:
-    server = start_server(workers=1, capacity=1, modules=MODULES)
+async def test_a_cancel_that_comes_in_the_frame_of_its_fork(shared_server: StartServer) -> None:
+    server = shared_server(workers=1, capacity=1, modules=MODULES)
     async with stub_to(server.address) as stub, RawStream(stub) as stream:
         lane = (await stream.create("test/Walk-v0")).lanes[0]
         one = pb.ForkCommand(copies=1).SerializeToString()
@@ -367,8 +367,8 @@ async def test_a_server_that_is_going_away_forks_no_more(start_server: StartServ
         await asyncio.to_thread(server.wait)
 
 
-async def test_a_fork_whose_parent_is_closed_as_it_waits(start_server: StartServer) -> None:
-    server = start_server(workers=1, capacity=2, modules=MODULES)
+async def test_a_fork_whose_parent_is_closed_as_it_waits(shared_server: StartServer) -> None:
+    server = shared_server(workers=1, capacity=2, modules=MODULES)
     async with connect(server.address) as remote:
         session = await remote.session("test/Walk-v0").open()
         other = await remote.session("test/Walk-v0").open()
@@ -383,8 +383,8 @@ async def test_a_fork_whose_parent_is_closed_as_it_waits(start_server: StartServ
         await closed(*both)
 
 
-async def test_whose_fork_waits_is_not_idle(start_server: StartServer) -> None:
-    server = start_server(workers=1, capacity=2, modules=MODULES)
+async def test_whose_fork_waits_is_not_idle(shared_server: StartServer) -> None:
+    server = shared_server(workers=1, capacity=2, modules=MODULES)
     async with connect(server.address) as remote, remote.session("test/Walk-v0", idle_timeout=0.5) as session:
         other = await remote.session("test/Walk-v0").open()
         await session.reset(seed=1)
@@ -593,8 +593,8 @@ async def test_forks_by_unary_calls(server: ServerProcess) -> None:
         assert await total(watching) == 0
 
 
-async def test_a_unary_fork_that_is_cancelled_as_it_waits(start_server: StartServer) -> None:
-    server = start_server(workers=1, capacity=1, modules=MODULES)
+async def test_a_unary_fork_that_is_cancelled_as_it_waits(shared_server: StartServer) -> None:
+    server = shared_server(workers=1, capacity=1, modules=MODULES)
     async with stub_to(server.address) as stub:
         session_id = (await stub.CreateSession(create("test/Walk-v0"))).session_id
         request = pb.ForkRequest(session_id=session_id, sequence=1, command=pb.ForkCommand(copies=1))

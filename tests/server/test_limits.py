@@ -1,12 +1,15 @@
 """Every field of a request has a limit."""
 
+import math
 from typing import Any
 
 import grpc.aio
 import pytest
+from google.protobuf import message_factory
 from google.protobuf.descriptor import Descriptor
 
 from gymhost.v1 import environments_pb2 as pb
+from gymhost.v1 import rollouts_pb2 as rollouts_pb
 from gymhost.wire import values
 from gymhost.wire.errors import InvalidArgument
 from gymhost.wire.fields import FIELDS, PAYLOAD, check
@@ -14,6 +17,7 @@ from support.raw import RawStream, channel_to, create, error_of, stub_to, traili
 from support.server import ServerProcess
 
 METHODS = pb.DESCRIPTOR.services_by_name["EnvironmentService"].methods_by_name
+ROLLOUTS = rollouts_pb.DESCRIPTOR.services_by_name["RolloutService"].methods_by_name
 # What travels as the payload of a command.
 PAYLOADS = (
     pb.Hello,
@@ -46,7 +50,7 @@ def requests() -> dict[str, Descriptor]:
             if field.message_type is not None:
                 add(field.message_type)
 
-    for method in METHODS.values():
+    for method in (*METHODS.values(), *ROLLOUTS.values()):
         add(method.input_type)
     for payload in PAYLOADS:
         add(payload.DESCRIPTOR)
@@ -76,10 +80,12 @@ def test_every_payload_of_a_command_is_looked_at() -> None:
 
 def _too_much(descriptor: Descriptor, name: str, most: int) -> Any:
     """A message with one field beyond its limit."""
-    message: Any = getattr(pb, descriptor.name)()
+    message: Any = message_factory.GetMessageClass(descriptor)()
     field = descriptor.fields_by_name[name]
     if _is_repeated(field):
-        for _ in range(most + 1):
+        if field.message_type is None:
+            getattr(message, name).extend([1 if field.type != field.TYPE_STRING else "x"] * (most + 1))
+        for _ in range(most + 1 if field.message_type is not None else 0):
             getattr(message, name).add()
     elif field.message_type is not None:
         values.encode(bytes(most), getattr(message, name))
@@ -103,6 +109,24 @@ def test_a_field_above_its_limit_is_refused_by_its_name(name: str, most: int) ->
     below = _too_much(requests()[message], field, most - 1)
     if requests()[message].fields_by_name[field].message_type is None:
         check(below)
+
+
+def _numbers(descriptor: Descriptor) -> list[str]:
+    return [field.name for field in descriptor.fields if field.type == field.TYPE_DOUBLE]
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_not_finite_is_refused_by_its_name(number: float) -> None:
+    tried = 0
+    for name, descriptor in requests().items():
+        for field in _numbers(descriptor):
+            message: Any = message_factory.GetMessageClass(descriptor)(**{field: number})
+            with pytest.raises(
+                InvalidArgument, match=rf"^{name}\.{field} (must be a finite number, not|is inf in size)"
+            ):
+                check(message)
+            tried += 1
+    assert tried > 10
 
 
 def _requests_above(method: Any) -> dict[str, Any]:

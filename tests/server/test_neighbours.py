@@ -146,9 +146,9 @@ async def test_small_steps_pass_large_ones(server: ServerProcess) -> None:
         assert passed >= 2
 
 
-async def test_above_the_ceiling_size_limit_and_setting_are_named_and_the_session_lives(start_server: Any) -> None:
+async def test_above_the_ceiling_size_limit_and_setting_are_named_and_the_session_lives(shared_server: Any) -> None:
     """S20."""
-    server = start_server(workers=1, max_payload=2 * 1024 * 1024)
+    server = shared_server(workers=1, max_payload=2 * 1024 * 1024)
     async with connect(server.address) as remote:
         image = await remote.session("test/Image-v0").open()
         with pytest.raises(
@@ -166,8 +166,8 @@ async def test_above_the_ceiling_size_limit_and_setting_are_named_and_the_sessio
         await image.close()
 
 
-async def test_a_larger_ceiling_holds_for_both_sides(start_server: Any) -> None:
-    server = start_server(workers=1, max_payload=96 * 1024 * 1024)
+async def test_a_larger_ceiling_holds_for_both_sides(shared_server: Any) -> None:
+    server = shared_server(workers=1, max_payload=96 * 1024 * 1024)
     async with connect(server.address) as remote, remote.session("gymhost/Echo-v0") as session:
         await session.reset()
         text = "x" * (80 * 1024 * 1024)

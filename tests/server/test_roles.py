@@ -7,9 +7,10 @@ import grpc.aio
 import pytest
 
 from gymhost.client import PermissionDenied, connect
-from gymhost.server.front.identity import RPC_ROLES
+from gymhost.server.identity import RPC_ROLES
 from gymhost.server.tokens import Role
 from gymhost.v1 import environments_pb2 as pb
+from gymhost.v1 import rollouts_pb2 as rollouts_pb
 from support.raw import RawStream, bearer, create, error_of, stub_to
 from support.server import ServerProcess
 
@@ -20,7 +21,8 @@ SERVICE = pb.DESCRIPTOR.services_by_name["EnvironmentService"]
 
 
 def test_every_rpc_has_a_role() -> None:
-    assert set(RPC_ROLES) == {method.name for method in SERVICE.methods}
+    rollouts = rollouts_pb.DESCRIPTOR.services_by_name["RolloutService"]
+    assert set(RPC_ROLES) == {method.name for method in (*SERVICE.methods, *rollouts.methods)}
 
 
 async def status_of(stub: Any, method: Any, token: str | None) -> grpc.StatusCode:
@@ -39,8 +41,8 @@ async def status_of(stub: Any, method: Any, token: str | None) -> grpc.StatusCod
     return grpc.StatusCode.OK
 
 
-async def test_every_rpc_is_refused_to_those_below_its_role(start_server: StartServer) -> None:
-    server = start_server(workers=1, tokens=TOKENS)
+async def test_every_rpc_is_refused_to_those_below_its_role(shared_server: StartServer) -> None:
+    server = shared_server(workers=1, tokens=TOKENS)
     denied, unknown = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED
     async with stub_to(server.address) as stub:
         for method in SERVICE.methods:
@@ -52,8 +54,8 @@ async def test_every_rpc_is_refused_to_those_below_its_role(start_server: StartS
                 assert (status == denied) == (role < RPC_ROLES[method.name]), (method.name, token, status)
 
 
-async def test_every_command_on_a_stream_is_refused_to_those_who_only_read(start_server: StartServer) -> None:
-    server = start_server(workers=1, tokens=TOKENS)
+async def test_every_command_on_a_stream_is_refused_to_those_who_only_read(shared_server: StartServer) -> None:
+    server = shared_server(workers=1, tokens=TOKENS)
     harmless = {"COMMAND_KIND_HELLO", "COMMAND_KIND_HEARTBEAT"}
     async with (
         stub_to(server.address) as stub,
@@ -71,8 +73,8 @@ async def test_every_command_on_a_stream_is_refused_to_those_who_only_read(start
         assert not (await user.ask(pb.COMMAND_KIND_RESET, lane=lane, number=1)).code
 
 
-async def test_a_reader_lists_and_describes_and_does_nothing(start_server: StartServer) -> None:
-    server = start_server(workers=1, tokens=TOKENS)
+async def test_a_reader_lists_and_describes_and_does_nothing(shared_server: StartServer) -> None:
+    server = shared_server(workers=1, tokens=TOKENS)
     async with connect(server.address, token="read") as remote:
         assert any(each.id == "test/Counter-v0" for each in await remote.environments())
         assert (await remote.describe("test/Counter-v0")).action_space is not None
@@ -82,8 +84,8 @@ async def test_a_reader_lists_and_describes_and_does_nothing(start_server: Start
             await remote.session("test/Counter-v0").open()
 
 
-async def test_an_admin_sees_everybodys_sessions_without_their_ids(start_server: StartServer) -> None:
-    server = start_server(workers=1, tokens=TOKENS)
+async def test_an_admin_sees_everybodys_sessions_without_their_ids(shared_server: StartServer) -> None:
+    server = shared_server(workers=1, tokens=TOKENS)
     async with (
         connect(server.address, token="use") as user,
         connect(server.address, token="rule") as ruler,

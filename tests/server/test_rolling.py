@@ -40,7 +40,7 @@ async def grow(session: Session, mib: int) -> None:
     ("settings", "why"),
     [
         ({"worker_max_age": 1.0}, r"it was older than 1 s (--worker-max-age)"),
-        ({"worker_max_sessions": 1}, r"it had had 1 sessions (--worker-max-sessions)"),
+        ({"worker_max_sessions": 1}, r"it had had 1 session (--worker-max-sessions)"),
     ],
     ids=["age", "sessions"],
 )
@@ -87,6 +87,8 @@ async def test_an_isolated_session_has_a_limit_of_its_own(start_server: StartSer
     server = start_server(workers=1, modules=MODULES)
     async with connect(server.address) as remote:
         large, small = await opened(remote, "test/HoardApart-v0"), await opened(remote, "test/HoardApart-v0")
+        assert {told["memory_limit"] for told in await remote.sessions(memory=True)} == {400 * MIB}
+        assert (await remote.describe("test/HoardApart-v0")).memory_limit == 400 * MIB
         with pytest.raises(SessionLost, match="its memory was above the environment's memory_limit of 400 MiB"):
             await asyncio.wait_for(grow(large, 600), PATIENCE)
         assert (await small.step(1))[0] == 1

@@ -3,6 +3,8 @@
 import datetime
 import logging
 import os
+import socket
+import ssl
 import stat
 import time
 from collections.abc import Callable
@@ -97,6 +99,11 @@ async def refused(address: str, tls: Tls | bool | None, kind: type[Exception], w
     assert time.monotonic() - began < 10
 
 
+def tuple_of(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host, int(port)
+
+
 async def test_a_side_without_tls_is_told_of_the_other(
     server: ServerProcess, start_server: StartServer, authority: Authority, other: Authority
 ) -> None:
@@ -107,6 +114,11 @@ async def test_a_side_without_tls_is_told_of_the_other(
     await refused(secure.address, None, ServerUnavailable, r"speaks TLS: connect\(\.\.\., tls=Tls\(ca=")
     await refused(secure.address, True, ServerUnavailable, r"no authority in the public ones.*Tls\(ca=")
     await refused(secure.address, other.trusted, ServerUnavailable, r"no authority in .*ca\.pem.*GYMHOST_TLS_CA")
+    # Strangers leave nothing in its log, where gRPC would have lines of its own for each.
+    with pytest.raises(ssl.SSLError), socket.create_connection(tuple_of(secure.address), 10) as end:
+        ssl.create_default_context().wrap_socket(end, server_hostname="a.stranger")
+    assert "stranger" not in secure.log
+    assert "ssl" not in secure.log.lower()
     # Whom a server without an authority for clients would have: it does not even look.
     async with connect(secure.address, tls=other.client("alice", ca=authority.ca)):
         pass

@@ -82,8 +82,8 @@ async def test_the_sessions_of_a_killed_worker_are_lost_at_once_and_no_others(st
         assert await remote.sessions() == []
 
 
-async def test_an_environment_that_ends_its_process_is_named_with_its_status(start_server: StartServer) -> None:
-    server = start_server(workers=1)
+async def test_an_environment_that_ends_its_process_is_named_with_its_status(shared_server: StartServer) -> None:
+    server = shared_server(workers=1)
     async with connect(server.address) as remote, remote.session("test/Exit-v0") as session:
         await session.reset()
         with pytest.raises(SessionLost, match="it ended with status 3"):
@@ -93,8 +93,8 @@ async def test_an_environment_that_ends_its_process_is_named_with_its_status(sta
             assert (await fresh.step("stay"))[0] == 1
 
 
-async def test_a_thread_that_hangs_is_given_up_alone(start_server: StartServer) -> None:
-    server = start_server(workers=1, grace=30.0)
+async def test_a_thread_that_hangs_is_given_up_alone(shared_server: StartServer) -> None:
+    server = shared_server(workers=1, grace=30.0)
     async with connect(server.address) as remote:
         neighbour = (await opened(remote, "test/Slow-v0", 1))[0]
         hanging = (await opened(remote, "test/HangThread-v0", 1))[0]
@@ -117,8 +117,8 @@ async def test_a_thread_that_hangs_is_given_up_alone(start_server: StartServer) 
         assert await remote.sessions() == []
 
 
-async def test_a_worker_with_a_hanging_thread_ends_after_its_grace(start_server: StartServer) -> None:
-    server = start_server(workers=1, grace=0.5)
+async def test_a_worker_with_a_hanging_thread_ends_after_its_grace(shared_server: StartServer) -> None:
+    server = shared_server(workers=1, grace=0.5)
     async with connect(server.address) as remote:
         neighbour = (await opened(remote, "test/Slow-v0", 1))[0]
         hanging = (await opened(remote, "test/HangThread-v0", 1))[0]
@@ -128,8 +128,8 @@ async def test_a_worker_with_a_hanging_thread_ends_after_its_grace(start_server:
             await asyncio.wait_for(neighbour.step(30.0), 10)
 
 
-async def test_a_callers_timeout_names_itself(start_server: StartServer) -> None:
-    server = start_server(workers=1)
+async def test_a_callers_timeout_names_itself(shared_server: StartServer) -> None:
+    server = shared_server(workers=1)
     async with connect(server.address) as remote:
         hanging = (await opened(remote, "test/HangThread-v0", 1))[0]
         with pytest.raises(SessionLost, match="the caller's timeout") as raised:
@@ -196,8 +196,8 @@ async def test_the_end_of_an_isolated_environment_is_no_warning(start_server: St
     assert "WARNING" not in server.log
 
 
-async def test_a_worker_that_is_stopped_is_noticed(start_server: StartServer) -> None:
-    server = start_server(workers=1, worker_liveness=2.0)
+async def test_a_worker_that_is_stopped_is_noticed(shared_server: StartServer) -> None:
+    server = shared_server(workers=1, worker_liveness=2.0)
     async with connect(server.address) as remote, remote.session("test/Slow-v0") as session:
         await session.reset()
         os.kill(server.workers[0], signal.SIGSTOP)
@@ -207,8 +207,8 @@ async def test_a_worker_that_is_stopped_is_noticed(start_server: StartServer) ->
             await fresh.reset()
 
 
-async def test_workers_are_not_blamed_for_time_in_which_all_stood_still(start_server: StartServer) -> None:
-    server = start_server(workers=1, worker_liveness=3.0)
+async def test_workers_are_not_blamed_for_time_in_which_all_stood_still(shared_server: StartServer) -> None:
+    server = shared_server(workers=1, worker_liveness=3.0)
     async with connect(server.address) as remote, remote.session("test/Counter-v0") as session:
         await session.reset()
         [worker] = server.workers
@@ -286,8 +286,8 @@ STEPS_FOR_EVER = """
 
 
 @pytest.mark.parametrize("way", ["direct", "grpc"])
-async def test_a_client_that_is_killed_in_its_steps_harms_no_other(start_server: StartServer, way: str) -> None:
-    server = start_server(workers=1)
+async def test_a_client_that_is_killed_in_its_steps_harms_no_other(shared_server: StartServer, way: str) -> None:
+    server = shared_server(workers=1, log_level="info")  # whose worker nothing kills
     [pid] = server.workers
     async with connect(server.address) as remote:
         sessions = await opened(remote, "test/Slow-v0", 4)

@@ -24,7 +24,7 @@ from support.server import ServerProcess
 pytestmark = pytest.mark.timeout(300)
 
 ENVIRONMENTS = ("gymhost/Terminal-v0", "gymhost/RepoRepair-v0", "gymhost/PythonCode-v0", "gymhost/Sql-v0")
-HELD_OUT, FEWER = 50, 16
+HELD_OUT, FEWER, FEWEST = 50, 16, 6
 HARBOR_TASK = Path(__file__).parent / "harbor_task"
 
 CHEATS = [(env, cheat) for env in ENVIRONMENTS for cheat in policies_of(env)[1]]
@@ -80,7 +80,7 @@ async def test_cheats_get_nothing(environment: str, cheat: str, remote: RemoteSe
 @pytest.mark.parametrize("environment", ENVIRONMENTS[:2])
 async def test_in_docker_too(environment: str, remote_docker: RemoteServer) -> None:
     expert, cheats = policies_of(environment)
-    assert_all(await play_all(remote_docker, environment, load_policy(expert), FEWER), 1.0)
+    assert_all(await play_all(remote_docker, environment, load_policy(expert), FEWEST), 1.0)
     for cheat in (cheats[0], cheats[-1]):
         assert_all(await play_all(remote_docker, environment, load_policy(cheat), 2), 0.0)
 
@@ -110,7 +110,7 @@ async def test_the_tests_that_anybody_sees_pass_before_and_after(remote: RemoteS
     def first(messages: Any) -> Any:
         return next(message for message in messages if message["role"] == "tool")
 
-    for one in await play_all(remote, "gymhost/RepoRepair-v0", policy, HELD_OUT):
+    for one in await play_all(remote, "gymhost/RepoRepair-v0", policy, FEWER):
         told = said(one.messages, "tool")
         assert all("\nOK\n[exit status 0]" in text for text in (told[0], told[-2])), told
         assert one.reward == 1.0

@@ -9,6 +9,9 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+from click.testing import CliRunner
+
+from gymhost.cli.app import gymhost as command
 from support.server import PATIENCE, children, running
 
 COMMAND = [sys.executable, "-m", "gymhost.cli"]
@@ -17,6 +20,13 @@ COMMAND = [sys.executable, "-m", "gymhost.cli"]
 def environment(**extra: str) -> dict[str, str]:
     """The process's environment without settings of gymhost, and with some that a test names."""
     return {name: value for name, value in os.environ.items() if not name.startswith("GYMHOST_")} | extra
+
+
+def called(*arguments: str) -> str:
+    """Runs the command in this process, which is quicker: for what ends with its help, or with 2 and what is wrong."""
+    said = CliRunner().invoke(command, arguments, prog_name="gymhost")
+    assert said.exit_code == (0 if "--help" in arguments else 2), said.output
+    return said.output
 
 
 def gymhost(
@@ -68,6 +78,6 @@ def serving(
 ) -> Generator[Serving, None, None]:
     """Runs `gymhost serve` with one worker; it is killed at the end if it still runs."""
     options: dict[str, Any] = {"cwd": cwd, "env": environment(**variables), "stdin": subprocess.DEVNULL}
-    command = [*COMMAND, "serve", "--workers", "1", *(["--address", address] if address else []), *arguments]
-    with running(command, **options) as process:
+    words = [*COMMAND, "serve", "--workers", "1", *(["--address", address] if address else []), *arguments]
+    with running(words, **options) as process:
         yield Serving(process)

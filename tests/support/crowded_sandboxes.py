@@ -15,6 +15,7 @@ from gymhost.envs.sandbox import (
     Backend,
     CommandResult,
     Container,
+    Limits,
     Sandbox,
     SandboxSpec,
     Snapshot,
@@ -59,7 +60,7 @@ class Crowded(Backend):
                 (self._folder / f"refused-{secrets.token_hex(8)}").touch()
                 raise CapacityExhausted(f"{number} creations in flight, of at most {self._room}")
             await asyncio.sleep(self._seconds)
-            shells = await Shells.start(spec)
+            shells = await Shells.start(spec, self._folder)
         self.made.append(shells)
         return shells
 
@@ -90,9 +91,10 @@ def refusals(folder: Path) -> int:
 
 
 class Shells(Container):
-    """Plain shells."""
+    """Plain shells in a folder."""
 
-    def __init__(self, spec: SandboxSpec) -> None:
+    def __init__(self, spec: SandboxSpec, folder: Path) -> None:
+        self._folder = folder
         self.id = f"shells-{secrets.token_hex(4)}"
         self.spec = spec
         self.limits_in_force: Mapping[str, str] = {}
@@ -101,9 +103,10 @@ class Shells(Container):
         self.killed = False
 
     @classmethod
-    async def start(cls, spec: SandboxSpec) -> "Shells":
-        shells = cls(spec)
+    async def start(cls, spec: SandboxSpec, folder: Path) -> "Shells":
+        shells = cls(spec, folder)
         shells.main = await shells.open(RUNNER, {"PATH": os.environ["PATH"]})
+        shells.init = shells._processes[0].pid
         return shells
 
     @property
@@ -115,7 +118,7 @@ class Shells(Container):
         from_stdout, stdout = os.pipe()
         from_stderr, stderr = os.pipe()
         try:
-            process = subprocess.Popen(argv, stdin=stdin, stdout=stdout, stderr=stderr, env=env)  # noqa: ASYNC220
+            process = subprocess.Popen(argv, stdin=stdin, stdout=stdout, stderr=stderr, env=env, cwd=self._folder)  # noqa: ASYNC220
         finally:
             for end in (stdin, stdout, stderr):
                 os.close(end)
@@ -142,12 +145,22 @@ class Shells(Container):
 
 
 class Rush(ToolEnv):
-    """Tells how long its sandbox waited and how long it took, as info of its resets."""
+    """Tells how long its sandbox waited and how long it took, as info of its resets.
+
+    Args:
+        memory: The memory that its sandbox may have, in MiB.
+        patience: Seconds that its making may take.
+    """
 
     sandbox: Sandbox | None = None
 
+    def __init__(self, *, memory: int = 512, patience: float = 60.0) -> None:
+        super().__init__()
+        self._spec = SandboxSpec(limits=Limits(memory=memory * 2**20))
+        self._patience = patience
+
     async def setup(self, task: Task) -> None:
-        self.sandbox = await create()
+        self.sandbox = await create(self._spec, timeout=self._patience)
 
     def prompt(self, task: Task) -> str:
         return "Run something."
@@ -174,3 +187,4 @@ class Rush(ToolEnv):
 
 register("test/Rush-v0", Rush, mode="async")
 register("test/RushThread-v0", Rush, mode="thread")
+register("test/RushInline-v0", Rush, mode="inline")

@@ -1,5 +1,6 @@
 """Fixtures for tests that need a server; a conftest imports those that its folder uses."""
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +16,22 @@ def server() -> Iterator[ServerProcess]:
     """A server with default settings that many tests share: leave it as it was."""
     with ServerProcess() as process:
         yield process
+
+
+@pytest.fixture(scope="module")
+def shared_server() -> Iterator[Callable[..., ServerProcess]]:
+    """Servers that those tests of a module share which name the same settings: each leaves them free of sessions."""
+    started: dict[str, ServerProcess] = {}
+
+    def start(**settings: Any) -> ServerProcess:
+        key = json.dumps(settings, sort_keys=True)
+        if key not in started:
+            started[key] = ServerProcess(**settings)
+        return started[key]
+
+    yield start
+    for process in started.values():
+        process.__exit__()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from gymhost.client import RemoteServer
 from gymhost.server.tokens import hash_of
@@ -30,15 +30,16 @@ class ServerProcess:
         settings: Settings of `ServerConfig` beyond the usual ones of tests; `tokens` are the tokens themselves.
     """
 
+    DEFAULTS: ClassVar[dict[str, Any]] = {
+        "address": "127.0.0.1:0",
+        "workers": 2,
+        "modules": ["support.environments"],
+        "paths": [str(TESTS)],
+    }
+
     def __init__(self, *, module: str = "gymhost.server", **settings: Any) -> None:
         self._module = module
-        config: dict[str, Any] = {
-            "address": "127.0.0.1:0",
-            "workers": 2,
-            "modules": ["support.environments"],
-            "paths": [str(TESTS)],
-        }
-        self.settings = config | settings
+        self.settings = self.DEFAULTS | settings
         # Tests name tokens as their callers do, a server knows their hashes alone.
         if tokens := self.settings.get("tokens"):
             self.settings["tokens"] = {hash_of(token): owner for token, owner in tokens.items()}

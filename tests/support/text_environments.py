@@ -1,10 +1,12 @@
 """A game of words in which a model that knows nothing can learn: importing this module registers it."""
 
+import asyncio
 from typing import Any
 
 from gymhost.envs import Task, ToolEnv, register, rubric
 
 TURNS = 2
+THINKING_SECONDS = 0.4
 
 
 class Letters(ToolEnv):
@@ -34,4 +36,25 @@ class Letters(ToolEnv):
         return sum(self.shares) / TURNS
 
 
+class SlowLetters(Letters):
+    """The same, which thinks about what was said: a batch of it takes long enough to be disturbed."""
+
+    async def on_text(self, text: str) -> Any:
+        """Asks again after a while, or ends."""
+        await asyncio.sleep(THINKING_SECONDS)
+        return super().on_text(text)
+
+
+class BrittleLetters(Letters):
+    """The same, which breaks when it is shouted at."""
+
+    def on_text(self, text: str) -> Any:
+        """Asks again, or ends, or fails."""
+        if "!" in text:
+            raise ValueError("it was shouted at")
+        return super().on_text(text)
+
+
 register("test/Letters-v0", Letters, mode="inline")
+register("test/BrittleLetters-v0", BrittleLetters, mode="inline")
+register("test/SlowLetters-v0", SlowLetters, mode="async")

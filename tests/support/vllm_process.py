@@ -45,12 +45,17 @@ class VllmProcess:
             port: int = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         self._log = tempfile.NamedTemporaryFile(prefix="vllm-", suffix=".log")  # noqa: SIM115 - ends with stop
-        command = [str(Path(sys.executable).parent / "vllm"), "serve", str(model)]
-        command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(length)]
-        command += ["--dtype", "float32", "--enforce-eager", "--logprobs-mode", "processed_logprobs"]
-        command += ["--disable-uvicorn-access-log"]
+        self._command = [str(Path(sys.executable).parent / "vllm"), "serve", str(model)]
+        self._command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(length)]
+        self._command += ["--dtype", "float32", "--enforce-eager", "--logprobs-mode", "processed_logprobs"]
+        self._command += ["--disable-uvicorn-access-log"]
+        self._process: subprocess.Popen[bytes]
+        self.start()
+
+    def start(self) -> None:
+        """Starts it, with the model's first weights; again at the same address after it was killed."""
         self._process = subprocess.Popen(
-            command,
+            self._command,
             env=os.environ | ENVIRONMENT,
             stdin=subprocess.DEVNULL,
             stdout=self._log,

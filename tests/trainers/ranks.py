@@ -85,6 +85,11 @@ def marked(folder: Path, batches: list[list[Trajectory]]) -> Environments:
     )
 
 
+def served(service: str, folder: Path, batches: list[list[Trajectory]]) -> Environments:
+    """A game that a rollout service plays."""
+    return Environments("test/Letters-v0", service=service, on_rollouts=batches.append, weights=folder / "weights")
+
+
 def letters(batches: list[list[Trajectory]]) -> Environments:
     """A game that the trained model plays."""
     return Environments(
@@ -102,6 +107,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--marked", action="store_true")
     parser.add_argument("--vllm", help="the URL of a vLLM server")
+    parser.add_argument("--service", help="the address of a rollout service")
     parser.add_argument("--colocate", help="the folder of a model, for a vLLM in each rank")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -113,7 +119,10 @@ def main() -> None:
     if arguments.colocate:
         settings |= {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": 256}
         settings |= {"vllm_gpu_memory_utilization": 0.2}
-    environments = marked(arguments.folder, batches) if arguments.marked else letters(batches)
+    if arguments.service:
+        environments = served(arguments.service, arguments.folder, batches)
+    else:
+        environments = marked(arguments.folder, batches) if arguments.marked else letters(batches)
     trainer = grpo_trainer(
         environments,
         arguments.folder / "out",

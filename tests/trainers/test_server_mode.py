@@ -14,13 +14,17 @@ from gymhost.envs.shelf.guess_number import GuessNumber
 from gymhost.rollout import Limits, Trajectory
 from gymhost.rollout.generators import DiskWeights, GeneratorError, VllmServerGenerator
 from gymhost.rollout.loop_thread import LoopThread
+from gymhost.rollout.service import RolloutClient
 from gymhost.trainers.trl import Environments
 from support.completions_server import CompletionsServer
 from support.local_source import LocalSource
 from support.models import player, save_tiny_qwen3, shifted, tiny_qwen3
 from support.ranks import run_ranks
 from support.recompute import check_rows, check_update
+from support.rollout_service import RolloutServiceProcess
+from support.server import ServerProcess
 from support.text_environments import Letters
+from support.tokenizers import qwen3_tokenizer
 from support.trl_trainers import RENDERER, check_ratios, grpo_trainer, log_of, versions
 from support.vllm_process import VllmProcess
 
@@ -169,6 +173,33 @@ class TestServerMode:
         for own in seen:
             assert own["versions"] == [[0], [1], [2]]
             assert not any(outcome.startswith("failed") for batch in own["outcomes"] for outcome in batch)
+
+    def test_a_rollout_service_that_samples_with_that_server_is_told_of_the_weights(
+        self, vllm: VllmProcess, tmp_path: Path
+    ) -> None:
+        qwen3_tokenizer().save_pretrained(tmp_path / "tokenizer")
+        batches: Batches = []
+        with ServerProcess(workers=1, modules=["support.text_environments"]) as server:
+            options = ("--renderer", "qwen3", "--generator", vllm.url)
+            at = server.address, tmp_path / "tokenizer", tmp_path / "jobs.sqlite"
+            with RolloutServiceProcess(*at, *options) as service:
+                environments = Environments(
+                    "test/Letters-v0",
+                    service=service.address,
+                    limits=Limits(turn_tokens=8),
+                    on_rollouts=batches.append,
+                )
+                vllm_server = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": vllm.url}
+                trainer = grpo_trainer(environments, tmp_path / "out", max_steps=3, learning_rate=1e-2, **vllm_server)
+                trainer.train()
+                with RolloutClient(service.address) as client:
+                    client.call_sync(client.add_generator("http://127.0.0.1:1"))
+                    with pytest.raises(ValueError, match="leave use_vllm out of the GRPOConfig"):
+                        environments.rollout(trainer, environments.dataset("test"))
+        check_ratios(log_of(trainer))
+        assert versions(batches) == [{1}, {2}, {3}]
+        no_failures(batches)
+        assert not (tmp_path / "out" / "weights").exists()
 
     def test_tied_embeddings_are_refused(self, train: Train) -> None:
         model = tiny_qwen3()

@@ -17,7 +17,7 @@ import torch
 from gymhost.client import connect
 from gymhost.rollout import Limits, Trajectory
 from gymhost.rollout.generators import ScriptedGenerator
-from gymhost.trainers.servers import Servers
+from gymhost.rollout.servers import Servers
 from gymhost.trainers.trl import Environments
 from gymhost.wire import errors
 from support.server import ServerProcess, until, until_sessions

@@ -18,6 +18,7 @@ COMMANDS = {
     ),
     "doctor": ("gymhost.cli.doctor", "Say what works on this machine, what is missing, and what to install or to set."),
     "envs": ("gymhost.cli.envs", "List environments, or describe one."),
+    "jobs": ("gymhost.cli.jobs", "Look after the jobs of a rollout service, and get their rollouts."),
     "new": ("gymhost.cli.new", "Write a package with an environment of your own."),
     "play": ("gymhost.cli.play", "Play an environment yourself, in the terminal."),
     "rollout": ("gymhost.cli.rollout", "Have a model play an environment, and say how well it does."),

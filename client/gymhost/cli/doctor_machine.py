@@ -13,9 +13,11 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from gymhost.cli.doctor_findings import Finding
 from gymhost.cli.usage import machine
+from gymhost.wire.words import counted
 
 __all__ = ["clock", "docker", "gpu", "leftovers", "limits", "listening", "memory", "proxies", "sandboxes", "space"]
 
@@ -146,8 +148,8 @@ def docker() -> Sequence[Finding]:
     address = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
     name, advice = "Docker", "start Docker's engine, or set DOCKER_HOST; bubblewrap needs neither"
     try:
-        version = _docker_version(address)
-    except (OSError, ValueError, http.client.HTTPException) as error:
+        version = _ask_docker(address, "/version")["Version"]
+    except (OSError, LookupError, ValueError, http.client.HTTPException) as error:
         return [Finding(name, "optional", f"no engine answers at {address}: {error}", advice)]
     try:
         sdk = f"its SDK is {importlib.metadata.version('docker')}"
@@ -157,10 +159,24 @@ def docker() -> Sequence[Finding]:
                 name, "optional", f"engine {version} at {address}, but no SDK for it", "pip install 'gymhost[docker]'"
             )
         ]
-    return [Finding(name, "ok", f"engine {version} at {address}; {sdk}")]
+    return [Finding(name, "ok", f"engine {version} at {address}; {sdk}"), *_containers(address)]
 
 
-def _docker_version(address: str) -> str:
+def _containers(address: str) -> Sequence[Finding]:
+    """Containers that servers left on this machine that were killed: only a server with Docker's sandboxes looks."""
+    try:
+        from gymhost.envs.sandbox.docker.leftovers import abandoned, query
+    except ImportError:
+        return []
+    with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
+        if found := abandoned(_ask_docker(address, f"/containers/json?{query()}")):
+            said = f"a killed server left {counted(len(found), 'container')}"
+            ids = " ".join(each[:12] for each in found)
+            return [Finding("containers", "warning", said, f"docker rm --force --volumes {ids}")]
+    return []
+
+
+def _ask_docker(address: str, path: str) -> Any:
     kind, _, place = address.partition("://")
     if kind == "unix":
         end = socket.socket(socket.AF_UNIX)
@@ -169,17 +185,17 @@ def _docker_version(address: str) -> str:
         with contextlib.closing(end):
             end.connect(place)
             connection.sock = end
-            return _ask_version(connection)
+            return _get(connection, path)
     if kind != "tcp":
         raise ValueError(f"it is neither unix:// nor tcp://, and is not asked: {kind}")
     host, _, port = place.partition(":")
-    return _ask_version(http.client.HTTPConnection(host, int(port or 2375), timeout=ASK_LIMIT))
+    return _get(http.client.HTTPConnection(host, int(port or 2375), timeout=ASK_LIMIT), path)
 
 
-def _ask_version(connection: http.client.HTTPConnection) -> str:
+def _get(connection: http.client.HTTPConnection, path: str) -> Any:
     with contextlib.closing(connection):
-        connection.request("GET", "/version")
-        return str(json.loads(connection.getresponse().read())["Version"])
+        connection.request("GET", path)
+        return json.loads(connection.getresponse().read())
 
 
 def gpu() -> Sequence[Finding]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from gymhost.cli.doctor_findings import Finding
 from gymhost.wire.host import is_loopback
+from gymhost.wire.words import counted
 
 __all__ = ["connection", "reach"]
 
@@ -71,12 +72,12 @@ def connection(address: str, token: str | None, tls: Any) -> Sequence[Finding]:
     quickest, usual = min(calls) * 1000, statistics.median(calls) * 1000
     found.append(Finding("round trip", "ok", f"{usual:.1f} ms, at best {quickest:.1f} ms, of {len(calls)} calls"))
     way = "straight to the workers' sockets, of this host and user" if direct else "by gRPC"
-    said = f"{welcome.workers} workers, sessions go {way}; a lease of {welcome.lease_ms / 1000:g} s"
+    said = f"{counted(welcome.workers, 'worker')}, sessions go {way}; a lease of {welcome.lease_ms / 1000:g} s"
     if draining:
         found.append(Finding("server", "warning", f"{said}; it is going away and takes no new sessions"))
     else:
         found.append(Finding("server", "ok", said))
-    found.append(Finding("environments", "ok", f"{environments} are hosted"))
+    found.append(Finding("environments", "ok", f"{counted(environments, 'environment')} hosted"))
     found += [Finding("environments", "warning", problem) for problem in problems]
     return found
 

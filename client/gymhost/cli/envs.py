@@ -139,6 +139,7 @@ def as_dict(one: "EnvironmentDescription") -> dict[str, Any]:
         "description": one.description,
         "step_timeout": one.step_timeout,
         "reset_timeout": one.reset_timeout,
+        "memory_limit": one.memory_limit,
         "replayable": one.replayable,
     }
     if one.observation_space is not None:
@@ -175,7 +176,8 @@ def describe(one: "EnvironmentDescription") -> str:
     lines += [f"  {line}" for line in one.description.splitlines()]
     lines += ["", *_field("Source", one.source or "not known")]
     lines += _field("Runs", f"mode {one.mode}, isolation {one.isolation}")
-    lines += _field("Limits", f"a step {_seconds(one.step_timeout)}, a reset {_seconds(one.reset_timeout)}")
+    memory = "" if one.memory_limit is None else f", its worker's memory {one.memory_limit / 2**20:,.0f} MiB"
+    lines += _field("Limits", f"a step {_seconds(one.step_timeout)}, a reset {_seconds(one.reset_timeout)}{memory}")
     lines += _field("When lost", "recovered: it is replayable" if one.replayable else "lost: it is not replayable")
     lines += _field("Actions", "assistant messages" if one.conversational else str(one.action_space))
     lines += _field("Observations", "new messages" if one.conversational else str(one.observation_space))

@@ -84,8 +84,13 @@ def extend_import_path(folders: Sequence[str]) -> None:
     sys.path[:] = dict.fromkeys([str(Path(folder).resolve()) for folder in (".", *folders)] + sys.path)
 
 
-def server_options(group: str) -> Callable[[F], F]:
-    """The options that say which server it is, and how it is reached: what `connect` takes as `token` and `tls`."""
+def server_options(group: str, variable: str | None = None) -> Callable[[F], F]:
+    """The options that say which server it is, and how it is reached: what `connect` takes as `token` and `tls`.
+
+    Args:
+        group: Their group in the help.
+        variable: The environment variable that may name the server.
+    """
 
     def decorate(function: F) -> F:
         @functools.wraps(function)
@@ -106,7 +111,9 @@ def server_options(group: str) -> Callable[[F], F]:
         ):
             decorated = option(f"--tls-{name}", group=group, metavar="FILE", type=file, help=help)(decorated)
         decorated = option("--token", group=group, help=token)(decorated)
-        return option("--server", group=group, metavar="ADDRESS", help="HOST:PORT or unix:PATH.")(decorated)
+        else_it = f" Without it, that of {variable}." if variable else ""
+        address = f"HOST:PORT or unix:PATH.{else_it}"
+        return option("--server", group=group, metavar="ADDRESS", envvar=variable, help=address)(decorated)
 
     return decorate
 

@@ -19,7 +19,7 @@ from rich.text import Text
 from gymhost.rollout.status import Status
 from gymhost.rollout.summary import Tally
 
-__all__ = ["Lines", "Panel", "Progress", "Standing", "in_short", "progress"]
+__all__ = ["Lines", "Panel", "Progress", "Standing", "clock", "in_short", "progress"]
 
 _LINE_SECONDS = 5.0
 _WINDOW_SECONDS = 10.0
@@ -198,8 +198,8 @@ class Panel(Progress):
         head = Table.grid(padding=(0, 1), expand=True)
         head.add_column(ratio=1)
         head.add_column(no_wrap=True)
-        left_text = "" if left is None else f", {_clock(left)} left"
-        head.add_row(bar, f"{standing.done:,} of {standing.total:,}  {_clock(gone)}{left_text}")
+        left_text = "" if left is None else f", {clock(left)} left"
+        head.add_row(bar, f"{standing.done:,} of {standing.total:,}  {clock(gone)}{left_text}")
         facts = Table.grid(padding=(0, 2))
         facts.add_column(style="dim")
         facts.add_column()
@@ -264,7 +264,8 @@ def _failed(standing: Standing) -> str:
     return ", ".join(parts)
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Seconds as a clock has them: 1:05, or 2:00:00."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

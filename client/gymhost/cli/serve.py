@@ -11,13 +11,19 @@ import click
 from click.core import ParameterSource
 
 from gymhost.cli.app import Failure
-from gymhost.cli.extras import need
+from gymhost.cli.extras import need, need_installed
 from gymhost.cli.options import OTHERS, GroupedCommand, option
-from gymhost.server.config import LOG_LEVELS, ServerConfig, parse_size, read_file
+from gymhost.cli.serve_rollouts import configure as configure_rollouts
+from gymhost.cli.serve_rollouts import rollouts_options
+from gymhost.server.config import ServerConfig
+from gymhost.server.settings import LOG_LEVELS, DoorSettings, parse_size, read_file
 from gymhost.server.tokens import hash_of, new_token
 from gymhost.wire.errors import Error, InvalidArgument
 
 if TYPE_CHECKING:
+    from gymhost.server.rollouts.beside import ServerWithRollouts
+    from gymhost.server.rollouts.config import RolloutsConfig
+    from gymhost.server.rollouts.process import RolloutServer
     from gymhost.server.server import Server
 
 __all__ = ["command"]
@@ -149,6 +155,14 @@ def setting(name: str, group: str, help: str, **how: Any) -> Any:
 @setting("quota_queued", HOW_MUCH, "The most new sessions of one identity that wait.", type=int, metavar="N")
 @setting("quota_streams", HOW_MUCH, "The most streams of one identity, one a client.", type=int, metavar="N")
 @setting(
+    "quota_sandbox_memory",
+    HOW_MUCH,
+    "The most memory of the sandboxes of one identity, by their limits, such as 8GiB; one beyond it waits.",
+    metavar="SIZE",
+    callback=_read_size,
+    default="0",
+)
+@setting(
     "max_payload",
     HOW_MUCH,
     "The largest action or observation, such as 500kB or 1GiB.",
@@ -222,6 +236,7 @@ def setting(name: str, group: str, help: str, **how: Any) -> Any:
     type=int,
     metavar="N",
 )
+@rollouts_options
 @setting("log_level", OTHERS, "How much to log, to stderr.", type=click.Choice(LOG_LEVELS))
 @click.pass_context
 def command(ctx: click.Context, config_file: Path | None, new: bool, **options: Any) -> None:
@@ -233,6 +248,10 @@ def command(ctx: click.Context, config_file: Path | None, new: bool, **options: 
     MODULES are imported in the workers, and the environments that they register are hosted beside those of installed
     packages and of Gymnasium.
 
+    With --rollouts a rollout service runs beside: trainers submit jobs to it and get scored trajectories, exact to the
+    token. It samples with vLLM servers. After SIGTERM it begins nothing more, and its rollouts have --drain seconds;
+    what is cut off begins again when the service is started again with the same --jobs-file.
+
     \b
     Examples:
       gymhost serve
@@ -241,11 +260,15 @@ def command(ctx: click.Context, config_file: Path | None, new: bool, **options: 
       gymhost serve --attributes 'CartPole-v1=gravity,length' --wrapper my_environments:Noise
       gymhost serve --sandbox docker --sandbox-option runtime=runsc
       gymhost serve --config server.toml
+      gymhost serve my_environments --rollouts --tokenizer ./Qwen3-4B --generator http://gpu3:8000
+      gymhost serve --rollouts --environments cpu7:50051 --tokenizer ./Qwen3-4B
 
     The keys of the TOML file are the names of the options with `_` for `-`; besides, `modules`, `wrappers`,
     `replayable` and `paths` (the folders of --app-dir, from the file's own on) are lists, the table `attributes` has a
     list of names for each pattern of ids, the table `sandbox_options` has those of --sandbox-option, and the table
-    `tokens` the name and the role of each token's hash:
+    `tokens` the name and the role of each token's hash. Those of the table `rollouts` are named as its options, without
+    a `rollouts-` at their beginning; `environments` and `generators` are lists, `store` is the --jobs-file, and
+    `agents`, `limits` (--rollout-limit), `sampling` and `quotas` are tables:
 
     \b
       address = "0.0.0.0:50051"
@@ -259,16 +282,42 @@ def command(ctx: click.Context, config_file: Path | None, new: bool, **options: 
       sessions = 500
       queued = 100
       streams = 8
+      sandbox_memory = "8GiB"
+      [rollouts]
+      tokenizer = "./Qwen3-4B"
+      generators = ["http://gpu3:8000", "http://gpu4:8000"]
+      [rollouts.limits]
+      turns = 8
+      [rollouts.quotas.alice]
+      jobs = 10
+      rollouts = 5000
+      bytes = "1GiB"
     """  # noqa: D301 - click wants the character, not an escape
     given = {
         name: value
         for name, value in options.items()
         if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT and value != ()
     }
-    config = _configure(config_file, given, _tokens(new))
+    about_rollouts = {name: given.pop(name) for name in list(given) if name.startswith("rollouts")}
+    tokens = _tokens(new)
+    settings = (read_file(config_file) if config_file is not None else {}) | given
+    rollouts = configure_rollouts(settings, about_rollouts, tokens)
+    if rollouts is not None and rollouts.environments:
+        _serve_rollouts(rollouts)
+    else:
+        _serve(_configure(settings, tokens), rollouts)
+
+
+def _serve(config: ServerConfig, rollouts: "RolloutsConfig | None") -> None:
+    """Hosts environments, and runs the rollout service beside them if there is to be one."""
     _, server = need("server", "gymhost serve", "gymhost.envs", "gymhost.server.server")
     try:
-        server.run(config, on_ready=_announce)
+        if rollouts is None:
+            server.run(config, on_ready=_announce)
+        else:
+            _need_rollouts()
+            [beside] = need("server", "gymhost serve", "gymhost.server.rollouts.beside")
+            beside.run(config, rollouts, on_ready=_announce_both)
     except Error as error:
         missing = _NOT_FOUND.search(error.message)
         # A module that is there may also lack one that it imports.
@@ -277,9 +326,25 @@ def command(ctx: click.Context, config_file: Path | None, new: bool, **options: 
         raise Failure(f"{error.message} (a module's name, not a path; --app-dir adds a folder)") from error
 
 
-def _configure(file: Path | None, given: dict[str, Any], tokens: dict[str, str]) -> ServerConfig:
-    """Puts the settings of the file and of the options together."""
-    settings = (read_file(file) if file is not None else {}) | given
+def _serve_rollouts(config: "RolloutsConfig") -> None:
+    """Runs the rollout service alone."""
+    need("server", "gymhost serve", "gymhost.server.listener")
+    _need_rollouts()
+    [service] = need("rollout", "gymhost serve --rollouts", "gymhost.server.rollouts.process")
+
+    def announce(running: "RolloutServer") -> None:
+        _say_rollouts(running.address, config)
+
+    service.run(config, on_ready=announce)
+
+
+def _need_rollouts() -> None:
+    """Sees to it that there is what plays rollouts. Beside environments it is imported in another process alone."""
+    need_installed("rollout", "gymhost serve --rollouts", "httpx", "pydantic", "renderers", "transformers")
+
+
+def _configure(settings: dict[str, Any], tokens: dict[str, str]) -> ServerConfig:
+    """Makes the configuration of the server of what the file and the options say."""
     of_file = settings.get("tokens", {})
     if isinstance(of_file, dict):
         settings["tokens"] = cast(dict[str, str], of_file) | tokens
@@ -303,9 +368,33 @@ def _announce(server: "Server") -> None:
     """Says that the server listens."""
     config = server.config
     workers = f"{config.worker_count} worker{'' if config.worker_count == 1 else 's'}"
-    host, _, port = server.address.rpartition(":")
+    needed, connect = _way_in(config, server.address)
+    if config.sandbox == "local":
+        click.echo("warning: --sandbox local contains nothing: tools can do all that this server can", err=True)
+    click.echo(
+        f"gymhost serves {len(server.environments)} environments on {server.address} with {workers}; {needed}. "
+        f"Connect: gymhost.client.connect({connect})"
+    )
+
+
+def _announce_both(both: "ServerWithRollouts") -> None:
+    """Says that the server listens, and the rollout service beside it."""
+    _announce(both.server)
+    _say_rollouts(both.rollouts_address, both.server.config)
+
+
+def _say_rollouts(address: str, config: DoorSettings) -> None:
+    needed, connect = _way_in(config, address)
+    click.echo(
+        f"gymhost takes rollout jobs on {address}; {needed}. Connect: gymhost.rollout.service.RolloutClient({connect})"
+    )
+
+
+def _way_in(config: DoorSettings, address: str) -> tuple[str, str]:
+    """What callers need, in words, and how they connect."""
+    host, _, port = address.rpartition(":")
     everywhere = host.strip("[]") in ("0.0.0.0", "::")
-    connect = f'"{socket.gethostname()}:{port}"' if everywhere else f'"{server.address}"'
+    connect = f'"{socket.gethostname()}:{port}"' if everywhere else f'"{address}"'
     needed: list[str] = []
     if config.tokens or config.token_file:
         needed, connect = ["a token"], f"{connect}, token=..."
@@ -313,10 +402,4 @@ def _announce(server: "Server") -> None:
         needed, connect = [*needed, "a certificate"], f"{connect}, tls=Tls(ca=..., cert=..., key=...)"
     elif config.tls_cert:
         connect = f"{connect}, tls=Tls(ca=...)"
-    if config.sandbox == "local":
-        click.echo("warning: --sandbox local contains nothing: tools can do all that this server can", err=True)
-    click.echo(
-        f"gymhost serves {len(server.environments)} environments on {server.address} with {workers}; "
-        f"{' and '.join(needed) or 'no token'} {'are' if len(needed) > 1 else 'is'} needed. "
-        f"Connect: gymhost.client.connect({connect})"
-    )
+    return f"{' and '.join(needed) or 'no token'} {'are' if len(needed) > 1 else 'is'} needed", connect

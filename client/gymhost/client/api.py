@@ -29,7 +29,15 @@ from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import spaces, values
 from gymhost.wire.errors import ConnectionLost, InvalidArgument
 
-__all__ = ["EnvironmentDescription", "RemoteServer", "TaskList", "connect"]
+__all__ = [
+    "EnvironmentDescription",
+    "RemoteServer",
+    "TaskList",
+    "check_address",
+    "check_token",
+    "connect",
+    "tasks_request",
+]
 
 # Seconds for calls that only ask, and to close a connection.
 ASK_LIMIT = 60.0
@@ -52,6 +60,15 @@ class TaskList:
     count: int | None
     tasks: dict[int, dict[str, Any]]
 
+    @classmethod
+    def from_response(cls, response: pb.ListTasksResponse) -> "TaskList":
+        """Reads the contract's message."""
+        return cls(
+            split=response.split,
+            count=response.count if response.HasField("count") else None,
+            tasks={task.index: cast("dict[str, Any]", values.decode(task.fields)) for task in response.tasks},
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class EnvironmentDescription:
@@ -65,6 +82,7 @@ class EnvironmentDescription:
         source: The distribution that registered it; empty where that is not known.
         step_timeout: Seconds that a step may take; None for no limit.
         reset_timeout: Seconds that a reset may take; None for no limit.
+        memory_limit: Bytes that the worker of a session may have; None for no limit.
         replayable: Whether its sessions are recovered when a worker or the server dies; see `Session.replayable`.
         native_vector: Whether it has a vector form of its own, which `make_vec` then makes.
         conversational: Whether actions are assistant messages. This and what follows is known from `describe` only.
@@ -82,6 +100,7 @@ class EnvironmentDescription:
     source: str
     step_timeout: float | None
     reset_timeout: float | None
+    memory_limit: int | None = None
     replayable: bool = False
     native_vector: bool = False
     conversational: bool = False
@@ -102,6 +121,7 @@ class EnvironmentDescription:
             source=info.source,
             step_timeout=info.step_timeout_ms / 1000 or None,
             reset_timeout=info.reset_timeout_ms / 1000 or None,
+            memory_limit=info.memory_limit_bytes or None,
             replayable=info.replayable,
             native_vector=info.native_vector,
             conversational=info.conversational,
@@ -181,14 +201,14 @@ class RemoteServer:
         self._address = address
         self._token = token if token is not None or address is None else os.environ.get("GYMHOST_TOKEN")
         if address is not None:
-            _check_address(address)
+            check_address(address)
             if modules:
                 raise InvalidArgument(
                     "modules are for an embedded server, which no address is given for; one that runs elsewhere is "
                     "told its modules when it is started: gymhost serve MODULE"
                 )
         if self._token is not None:
-            _check_token(self._token)
+            check_token(self._token)
         self._tls = tls_of(tls) if address is not None else None
         if tls and (address is None or address.startswith("unix:")):
             raise InvalidArgument("tls is for a server at HOST:PORT: nothing else leaves this machine")
@@ -400,20 +420,8 @@ class RemoteServer:
             InvalidArgument: It has no tasks, or no such split.
             EnvironmentFault: It could not be made.
         """
-        for name, number in (("start", start), ("limit", limit), ("sample", sample)):
-            if number is not None and number < 0:
-                raise InvalidArgument(f"{name} must not be negative, not {number}")
-        request = pb.ListTasksRequest(environment_id=environment_id, split=split or "", start=start, limit=limit)
-        if sample is not None:
-            request.sample_seed = sample
-        if kwargs:
-            values.encode(kwargs, request.kwargs)
-        response: pb.ListTasksResponse = await self._unary("ListTasks", request, 300.0 + CALL_GRACE)
-        return TaskList(
-            split=response.split,
-            count=response.count if response.HasField("count") else None,
-            tasks={task.index: cast("dict[str, Any]", values.decode(task.fields)) for task in response.tasks},
-        )
+        request = tasks_request(environment_id, split, start, limit, sample, kwargs)
+        return TaskList.from_response(await self._unary("ListTasks", request, 300.0 + CALL_GRACE))
 
     async def environments(self, prefix: str = "") -> list[EnvironmentDescription]:
         """Lists the environments that the server hosts, by the beginning of their ids."""
@@ -432,16 +440,20 @@ class RemoteServer:
         response = await self._unary("ListEnvironments", pb.ListEnvironmentsRequest(prefix="\0"), ASK_LIMIT)
         return list(response.problems)
 
-    async def sessions(self, *, everyone: bool = False) -> list[dict[str, Any]]:
+    async def sessions(self, *, everyone: bool = False, memory: bool = False) -> list[dict[str, Any]]:
         """The caller's sessions, without their ids: `environment_id`, `attached`, `age` in seconds, `worker`.
 
         Args:
             everyone: Everybody's instead, each also with its `identity`.
+            memory: Whether each is also to have, in bytes, the `worker_memory` of its worker, for which other sessions
+                in it account too; the `memory` that is known to be its own, of its sandboxes and of a worker that it
+                has alone (None where nothing is known); and the `memory_limit` of such a worker (None for no limit).
 
         Raises:
             PermissionDenied: Everybody's are for the role `admin`.
         """
-        response = await self._unary("ListSessions", pb.ListSessionsRequest(everyone=everyone), ASK_LIMIT)
+        request = pb.ListSessionsRequest(everyone=everyone, memory=memory)
+        response = await self._unary("ListSessions", request, ASK_LIMIT)
         return [
             {
                 "environment_id": info.environment_id,
@@ -449,6 +461,7 @@ class RemoteServer:
                 "age": info.age_ms / 1000,
                 "worker": info.worker,
                 **({"identity": info.identity} if everyone else {}),
+                **(_memory_of(info) if memory else {}),
             }
             for info in response.sessions
         ]
@@ -460,7 +473,31 @@ class RemoteServer:
         return await connection.thread.acall(connection.unary(method, request, timeout))
 
 
-def _check_address(address: str) -> None:
+def tasks_request(
+    environment_id: str, split: str | None, start: int, limit: int, sample: int | None, kwargs: dict[str, Any]
+) -> pb.ListTasksRequest:
+    """The contract's message of what `tasks` is asked.
+
+    Raises:
+        InvalidArgument: A number is negative, or an argument can't travel.
+    """
+    for name, number in (("start", start), ("limit", limit), ("sample", sample)):
+        if number is not None and number < 0:
+            raise InvalidArgument(f"{name} must not be negative, not {number}")
+    request = pb.ListTasksRequest(environment_id=environment_id, split=split or "", start=start, limit=limit)
+    if sample is not None:
+        request.sample_seed = sample
+    if kwargs:
+        values.encode(kwargs, request.kwargs)
+    return request
+
+
+def check_address(address: str) -> None:
+    """Sees whether an address can be one.
+
+    Raises:
+        InvalidArgument: It can't.
+    """
     match = _ADDRESS.fullmatch(address)
     if match is None or (match["port"] is not None and not 0 < int(match["port"]) < 2**16):
         raise InvalidArgument(
@@ -468,7 +505,12 @@ def _check_address(address: str) -> None:
         )
 
 
-def _check_token(token: str) -> None:
+def check_token(token: str) -> None:
+    """Sees whether a token can be one.
+
+    Raises:
+        InvalidArgument: It can't.
+    """
     # What the token is stays out of the message.
     if not (token.isascii() and token.isprintable()):
         raise InvalidArgument(
@@ -514,3 +556,11 @@ def connect(
             address.
     """
     return RemoteServer(address, token, tls, modules, connect_timeout, reconnect_timeout, recovery_timeout, direct)
+
+
+def _memory_of(info: pb.SessionInfo) -> dict[str, int | None]:
+    return {
+        "worker_memory": info.worker_memory_bytes or None,
+        "memory": info.memory_bytes if info.HasField("memory_bytes") else None,
+        "memory_limit": info.memory_limit_bytes or None,
+    }

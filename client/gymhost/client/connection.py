@@ -33,6 +33,8 @@ RECOVERY_TIMEOUT = 120.0
 # Seconds beyond a call's own limit, for calls that the server bounds.
 CALL_GRACE = 30.0
 
+_SERVICE = pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
+
 # Where a token was sent unencrypted, and that was said.
 _warned: set[str] = set()
 
@@ -93,6 +95,8 @@ class Connection:
         self.dead: errors.Error | None = None
         # Whether the server has said that it takes no new sessions.
         self.draining = False
+        # How often another server was found in its place.
+        self.restarts = 0
         on_fork(self)
 
     # -- from any thread -----------------------------------------------------------------------------------------------
@@ -223,9 +227,8 @@ class Connection:
             ServerUnavailable: It could not be reached in time, or its certificate is not to be trusted.
             InvalidArgument: A file of TLS can't be read.
         """
-        if self._metadata and self._tls is None and not is_loopback(self.address) and self.address not in _warned:
-            _warned.add(self.address)
-            log.warning("the token goes to %s unencrypted: connect(..., tls=...), or GYMHOST_TLS_CA", self.address)
+        if self._metadata and self._tls is None:
+            warn_of_plain_token(self.address, "connect")
         self._channel = self.new_channel()
         self._stub = rpc.EnvironmentServiceStub(self._channel)
         self._stream = Stream(
@@ -258,6 +261,7 @@ class Connection:
         self.max_payload = welcome.max_payload_bytes
         self.folder = folder_of(welcome) if self._may_go_direct else None
         if before and before != welcome.server_instance:
+            self.restarts += 1
             for link in list(self.links):
                 link.dispose()  # its numbers may be those of other sessions now
             self.draining = False
@@ -310,10 +314,31 @@ class Connection:
         """
         if self.dead is not None:
             raise copy.copy(self.dead)
+        return await self._made(getattr(self._stub, method), request, timeout)
+
+    async def forward(self, method: str, request: bytes, timeout: float) -> bytes:
+        """Makes a unary call whose request and response stay the bytes that they are.
+
+        Raises:
+            Error: It failed.
+        """
+        if self.dead is not None:
+            raise copy.copy(self.dead)
+        assert self._channel is not None  # until the connection is dead
+        return await self._made(self._channel.unary_unary(f"/{_SERVICE}/{method}"), request, timeout)
+
+    async def _made(self, call: Any, request: Any, timeout: float) -> Any:
         try:
-            return await getattr(self._stub, method)(request, metadata=self._metadata, timeout=timeout)
+            return await call(request, metadata=self._metadata, timeout=timeout)
         except grpc.aio.AioRpcError as error:
             raise from_rpc(error, self.address) from None
+
+
+def warn_of_plain_token(address: str, caller: str) -> None:
+    """Says, once an address, that a token leaves this host unencrypted, if it does."""
+    if not is_loopback(address) and address not in _warned:
+        _warned.add(address)
+        log.warning("the token goes to %s unencrypted: %s(..., tls=...), or GYMHOST_TLS_CA", address, caller)
 
 
 def _milliseconds(timeout: float | None) -> int:

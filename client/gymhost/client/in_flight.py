@@ -64,6 +64,8 @@ class InFlight:
         while outbox and items < limits.FRAME_ITEMS and size < limits.FRAME_BYTES:
             pending = outbox.popleft()
             payload, lane = pending.payload, pending.lane
+            if lane is not None and lane.pending is not pending:
+                continue  # it went two ways, since one was given up, and was answered on the other
             if lane is not None and lane.ended is not None:
                 self._refuse(pending, lane.ended)
                 continue

@@ -52,7 +52,14 @@ class LoopThread:
             raise
 
     async def acall(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine on the loop from another loop."""
+        """Runs a coroutine on the loop from another loop.
+
+        Raises:
+            ConnectionLost: The interpreter is exiting, and the loop has stopped.
+        """
+        if self._stopped:
+            work.close()
+            raise ConnectionLost("the interpreter is exiting: its connections are closed")
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))
 
     def at_exit(self, owner: object, close: Callable[[], Coroutine[Any, Any, None]] | None) -> None:

@@ -19,8 +19,8 @@ __all__ = ["Recovery", "arrange", "why_not"]
 
 log = logging.getLogger("gymhost.client")
 
-# How often a session is made again for the sake of one command.
-MOST_TRIES = 3
+# How often a session is made again for the sake of one command, which may be what ends its workers.
+MOST_TRIES = 4
 # Seconds between two creates where the server can't take one just now: at first, and at most.
 PAUSE, MOST_PAUSE = 0.25, 8.0
 
@@ -63,9 +63,12 @@ class Recovery:
         self._task: asyncio.Task[None] | None = None
         # A seeded reset for which nothing was repeated, since all begins anew with it, if it goes well.
         self._shortcut: Pending | None = None
-        # For which command it was last made again, and how often.
+        # For which command it was last made again, how often, and for how many seconds in all. The restarts of the server
+        # that were known then: what these end is not the command's doing, and counts for the seconds alone.
         self._for: Pending | None = None
         self._tries = 0
+        self._spent = 0.0
+        self._restarts = lane.connection.restarts
         # Whether its owner has closed it, or it is lost for good.
         self._closed = False
         self._over = False
@@ -202,11 +205,13 @@ class Recovery:
     async def _run(self, pending: Pending) -> None:
         lost, limit = self._lane.ended, self._connection.recovery_timeout
         assert lost is not None
+        if self._for is not pending:
+            self._for, self._tries, self._spent = pending, 0, 0.0
         began = time.monotonic()
         error: errors.Error
         try:
-            async with asyncio.timeout(limit):
-                new = await self._make_again(pending, lost)
+            async with asyncio.timeout(limit - self._spent):
+                new = await self._make_again(lost)
             self._go_on(new, pending)
             log.info(
                 "a session of %s was recovered in %.2f s, by repeating %d commands: %s",
@@ -227,22 +232,22 @@ class Recovery:
         except Exception as raised:  # noqa: BLE001 - whoever waits must be told, whatever it was
             error = errors.SessionLost(f"{lost.message}; recovering it failed: {type(raised).__name__}: {raised}")
         finally:
+            self._spent += time.monotonic() - began
             self._connection.recovering.pop(self._lane, None)
             self._task = None
         self._give_up(pending, error)
 
-    async def _make_again(self, pending: Pending, lost: errors.Error) -> Lane:
+    async def _make_again(self, lost: errors.Error) -> Lane:
         """Creates a session and brings it to where the lost one was.
 
         Raises:
             SessionLost: That can't be done.
             ConnectionLost: The connection could not be restored.
         """
-        if self._for is not pending:
-            self._for, self._tries = pending, 0
         why: str | None = lost.message
-        while self._tries < MOST_TRIES:
-            self._tries += 1
+        while (restarted := self._restarts != self._connection.restarts) or self._tries < MOST_TRIES:
+            self._restarts = self._connection.restarts
+            self._tries += not restarted
             new = await self._create(lost)
             try:
                 why = await self._repeat(new)

@@ -8,11 +8,14 @@ Example:
 """
 
 from gymhost.rollout.advantages import group_advantages
+from gymhost.rollout.agents import Agent, Seat, load_agent
 from gymhost.rollout.arrays import as_tensors, pack, pad
 from gymhost.rollout.chat import Chat
 from gymhost.rollout.content import CannotRender
 from gymhost.rollout.datasets import sft_dataset, to_dataset
+from gymhost.rollout.endpoint import Endpoint, Endpoints
 from gymhost.rollout.engine import RolloutEngine
+from gymhost.rollout.faults import LimitReached
 from gymhost.rollout.feed import Feed, stale_tokens
 from gymhost.rollout.generators.base import (
     ChatGenerator,
@@ -37,10 +40,13 @@ from gymhost.rollout.text import as_text
 from gymhost.rollout.trajectory import Outcome, Row, Timings, Trajectory, Turn
 
 __all__ = [
+    "Agent",
     "CannotRender",
     "Chat",
     "ChatGenerator",
     "Concurrency",
+    "Endpoint",
+    "Endpoints",
     "Feed",
     "Generation",
     "Generator",
@@ -48,6 +54,7 @@ __all__ = [
     "GeneratorGone",
     "Group",
     "Grouping",
+    "LimitReached",
     "Limits",
     "Outcome",
     "PromptTooLong",
@@ -57,6 +64,7 @@ __all__ = [
     "RolloutRequest",
     "Row",
     "Sampling",
+    "Seat",
     "Session",
     "Source",
     "Status",
@@ -73,6 +81,7 @@ __all__ = [
     "group_advantages",
     "grouped",
     "has_variance",
+    "load_agent",
     "pack",
     "pad",
     "pass_at_k",

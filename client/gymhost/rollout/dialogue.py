@@ -1,10 +1,11 @@
 """A conversation of messages alone, with a chat endpoint that tells no token ids: good for evaluation only."""
 
+import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from gymhost.rollout.chat import Message, Tool
-from gymhost.rollout.conversation import Extension
+from gymhost.rollout.conversation import Calls, Extension
 from gymhost.rollout.generators.base import GeneratorError, Response
 from gymhost.rollout.guard import as_text
 from gymhost.rollout.trajectory import Row
@@ -28,14 +29,21 @@ class Dialogue:
         self.messages = list(messages)
         self.tools = list(tools)
         self.rows: list[Row] = []
+        self.row_index = 0
+        self.cut = False
         self.first_tokens = 0
         self.context_tokens = 0
+        self._spoke: set[int] = set()
         self._added = 0
 
     @property
     def completion_tokens(self) -> int:
         """How much has been added to what the conversation began with."""
         return self.context_tokens - self.first_tokens
+
+    def spoke(self, index: int) -> bool:
+        """Whether the model said a message here."""
+        return index in self._spoke
 
     def add_sampled(self, response: Response, *, complete: bool = True) -> Message:
         """Appends the endpoint's answer, and returns it as an assistant message.
@@ -58,6 +66,7 @@ class Dialogue:
             message["tool_calls"] = calls
         message = as_text(message)
         self._added = 0
+        self._spoke.add(len(self.messages))
         self.messages.append(message)
         return message
 
@@ -75,9 +84,25 @@ class Dialogue:
         del self.messages[len(self.messages) - self._added :]
         self._added = 0
 
+    def drop_cut(self) -> None:
+        """Does nothing: no turn is cut here."""
+
     def tokens_with(self, extension: Extension) -> int:
         """The length of the context, as far as it is known."""
         return self.context_tokens
+
+    def fork(self, count: int) -> Self:
+        """Another conversation that goes on after the first `count` messages."""
+        twin = copy.copy(self)
+        twin.messages = self.messages[:count]
+        twin._spoke = {place for place in self._spoke if place < count}
+        return twin
+
+    def join(self, rows: list[Row], calls: Calls) -> None:
+        """Becomes one of several conversations: rows there are none, and the endpoint numbers the calls."""
+
+    def leave(self) -> None:
+        """Does nothing: there are no rows."""
 
 
 def checked(response: Response) -> Response:

@@ -2,12 +2,15 @@
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any, Self, TypeVar, overload
 
+from gymhost.rollout.agents import checked
 from gymhost.rollout.chat import Chat
+from gymhost.rollout.endpoint import Endpoints
 from gymhost.rollout.feed import Feed
+from gymhost.rollout.flight import Flight
 from gymhost.rollout.flow import Flow, Requests, Single, Unit
 from gymhost.rollout.generators.base import ChatGenerator, Generator, Sampling
 from gymhost.rollout.groups import Group, Grouping, GroupUnit
@@ -15,7 +18,7 @@ from gymhost.rollout.loop_thread import LoopThread
 from gymhost.rollout.requests import Concurrency, Limits, RolloutRequest
 from gymhost.rollout.sessions import Sessions, Source
 from gymhost.rollout.stages import Stages
-from gymhost.rollout.status import Status
+from gymhost.rollout.status import Stage, Status
 from gymhost.rollout.trajectory import Trajectory
 
 __all__ = ["RolloutEngine"]
@@ -35,16 +38,21 @@ class RolloutEngine:
     go on while nobody takes what has ended, until as many wait as there may be in flight.
 
     An engine works in one event loop: that of its async methods, or a thread of its own for those that end in `_sync`;
-    not both. `pause`, `resume`, `cancel` and `status` may be called from any thread if it is the latter.
+    not both. `pause`, `resume`, `hold`, `release`, `cancel` and `status` may be called from any thread if it is the
+    latter.
 
     Args:
         source: Opens sessions, such as the connection that `gymhost.client.connect` gives.
         chat: Turns messages into ids and back; None with a chat endpoint, whose rollouts have messages but no tokens.
         generator: Samples. The engine does not close it.
         sampling: How to sample, unless a request says otherwise. `max_tokens` above `limits.turn_tokens` has no effect.
-        limits: What ends a rollout.
+        limits: What ends a rollout, unless a request says otherwise.
         concurrency: How many rollouts at once.
         reuse_sessions: Whether a session plays one episode after another.
+        agents: Loops of one's own that requests may ask for by name, in place of the built-in one: each an agent, or a
+            class of which every rollout makes one; see `gymhost.rollout.agents`.
+        endpoints: Where agents get OpenAI-compatible endpoints for their harnesses. The engine stops serving them when
+            it is closed. Without any they are on a free port of this machine, once an agent asks for one.
     """
 
     def __init__(
@@ -57,6 +65,8 @@ class RolloutEngine:
         limits: Limits | None = None,
         concurrency: Concurrency | None = None,
         reuse_sessions: bool = True,
+        agents: Mapping[str, Any] | None = None,
+        endpoints: Endpoints | None = None,
     ) -> None:
         if not (
             hasattr(generator, "policy_version") and (hasattr(generator, "generate") or hasattr(generator, "respond"))
@@ -76,7 +86,18 @@ class RolloutEngine:
             close_seconds=self.limits.eval_seconds,
             closing=self.concurrency.eval,
         )
-        self._stages = Stages(self._sessions, chat, generator, self.sampling, self.limits, self.concurrency)
+        self.agents = {name: checked(agent, name) for name, agent in (agents or {}).items()}
+        self._endpoints = endpoints or Endpoints()
+        self._stages = Stages(
+            self._sessions,
+            chat,
+            generator,
+            self.sampling,
+            self.limits,
+            self.concurrency,
+            self.agents,
+            self._endpoints,
+        )
         self._flows: set[Flow[Any]] = set()
         self._thread: LoopThread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -93,6 +114,7 @@ class RolloutEngine:
         self._closed = True
         for flow in list(self._flows):
             await flow.aclose()
+        await self._endpoints.aclose()
         await self._sessions.aclose()
 
     # -- rollouts ------------------------------------------------------------------------------------------------------
@@ -189,6 +211,30 @@ class RolloutEngine:
         """Goes on after `pause`."""
         self._in_loop(self._stages.turnstile.open)
 
+    def hold(self, where: Callable[[Trajectory], bool]) -> int:
+        """Lets rollouts in flight begin no turn until they are released, as `pause` does for all.
+
+        What is begun later is not held, and what is held stays so when it is started again after a fault.
+
+        Args:
+            where: Which ones, judged by the trajectory as it is so far.
+
+        Returns:
+            How many were in flight and are held from now on; those that were held already are not counted.
+        """
+        return self._in_loop(lambda: self._each(lambda flight: flight.hold(), where))
+
+    def release(self, where: Callable[[Trajectory], bool] | None = None) -> int:
+        """Lets rollouts go on that were held.
+
+        Args:
+            where: Which ones, judged by the trajectory as it is so far; without it all.
+
+        Returns:
+            How many were held and are no longer.
+        """
+        return self._in_loop(lambda: self._each(lambda flight: flight.release(), where))
+
     def cancel(self, where: Callable[[Trajectory], bool] | None = None) -> int:
         """Ends rollouts in flight: their generations are aborted, and their sessions closed.
 
@@ -201,12 +247,16 @@ class RolloutEngine:
         Returns:
             How many were in flight and are ended.
         """
+        return self._in_loop(lambda: self._each(lambda flight: flight.cancel(), where))
 
-        def cancel() -> int:
-            flights = [flight for flow in self._flows for flight in flow.flights]
-            return sum(flight.cancel() for flight in flights if where is None or where(flight.trajectory))
+    def in_flight(self) -> list[tuple[Stage, Trajectory]]:
+        """The rollouts in flight: where each is, and its trajectory as it is so far."""
 
-        return self._in_loop(cancel)
+        def look() -> list[tuple[Stage, Trajectory]]:
+            flights = (flight for flow in self._flows for flight in flow.flights)
+            return [(flight.stage, flight.trajectory) for flight in flights if flight.stage and not flight.settled]
+
+        return self._in_loop(look)
 
     def status(self) -> Status:
         """A snapshot of what the engine is doing and has done."""
@@ -255,6 +305,11 @@ class RolloutEngine:
 
     def _in_loop(self, function: Callable[[], T]) -> T:
         return function() if self._thread is None or self._thread.current else self._thread.call(function)
+
+    def _each(self, act: Callable[[Flight], bool], where: Callable[[Trajectory], bool] | None) -> int:
+        """Acts on rollouts in flight; returns for how many that made a difference."""
+        flights = [flight for flow in self._flows for flight in flow.flights]
+        return sum(act(flight) for flight in flights if where is None or where(flight.trajectory))
 
     def _version(self) -> int:
         return self.generator.policy_version

@@ -8,7 +8,7 @@ from gymhost.rollout.generators.base import GeneratorError, PromptTooLong
 from gymhost.rollout.trajectory import Fault, Outcome
 from gymhost.wire import errors
 
-__all__ = ["Abandoned", "StageTimeout", "bound", "outcome_of", "retryable"]
+__all__ = ["Abandoned", "AgentFault", "LimitReached", "RolloutOver", "StageTimeout", "bound", "outcome_of", "retryable"]
 
 # The environment itself did what it should not, or was asked for what it can't do: a second try ends like the first.
 _ENVIRONMENT = (
@@ -25,6 +25,31 @@ _SETUP = (errors.UnknownEnvironment, errors.Unauthenticated, errors.PermissionDe
 
 class Abandoned(Exception):
     """What a rollout waited for was cancelled by somebody else, while nobody cancelled the rollout."""
+
+
+class LimitReached(Exception):
+    """A limit of the rollout leaves no room for another turn.
+
+    Attributes:
+        limit: Its name, as in `Limits`.
+        detail: What a generator has to say of it.
+    """
+
+    def __init__(self, limit: str, detail: str = "") -> None:
+        super().__init__(limit, detail)
+        self.limit = limit
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"Limits.{self.limit} leaves no room for another turn" + (f" ({self.detail})" if self.detail else "")
+
+
+class RolloutOver(RuntimeError):
+    """An agent asks for something in a rollout that has ended."""
+
+
+class AgentFault(Exception):
+    """The code of an agent raised, which is the cause of this."""
 
 
 @dataclass
@@ -74,16 +99,15 @@ def outcome_of(error: Exception, turn: int) -> Outcome:
     if isinstance(error, errors.Cancelled):
         return Outcome(kind="cancelled", message=str(error), turn=turn)
     limit = getattr(error, "limit", None) or None
-    return Outcome(
-        kind="failed", limit=limit, fault=_fault(error), cause=type(error).__name__, message=str(error), turn=turn
-    )
+    cause = type(error.__cause__ if isinstance(error, AgentFault) else error).__name__
+    return Outcome(kind="failed", limit=limit, fault=_fault(error), cause=cause, message=str(error), turn=turn)
 
 
 def retryable(error: Exception) -> bool:
     """Whether the rollout may go well if it is started again."""
     if isinstance(error, (errors.Cancelled, PromptTooLong, *_SETUP)):
         return False
-    return _fault(error) != "environment"
+    return _fault(error) not in ("environment", "agent")
 
 
 def _fault(error: Exception) -> Fault:
@@ -92,6 +116,8 @@ def _fault(error: Exception) -> Fault:
             return error.fault
         case GeneratorError():
             return "generator"
+        case AgentFault():
+            return "agent"
         case errors.Error():
             return "environment" if isinstance(error, _ENVIRONMENT) else "infrastructure"
         case OSError() | Abandoned():

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from gymhost.rollout.requests import RolloutRequest
 from gymhost.rollout.status import Counts, Stage
 from gymhost.rollout.trajectory import Outcome, Trajectory
+from gymhost.rollout.turnstile import Gate
 
 __all__ = ["Flight", "blank"]
 
 
 def blank(request: RolloutRequest, attempt: int = 1) -> Trajectory:
     """The record of a rollout that has not begun."""
-    return Trajectory(
+    trajectory = Trajectory(
         env_id=request.env_id,
         task=request.task,
         seed=request.seed,
@@ -22,6 +23,9 @@ def blank(request: RolloutRequest, attempt: int = 1) -> Trajectory:
         labels=dict(request.labels),
         attempts=attempt,
     )
+    if request.id is not None:
+        trajectory.id = request.id
+    return trajectory
 
 
 class Flight:
@@ -39,6 +43,7 @@ class Flight:
     Attributes:
         trajectory: The record, that of the last attempt.
         cancelled: Whether it was asked to end.
+        gate: What it passes before each generation; shut, it is held.
         task: What plays it.
     """
 
@@ -46,6 +51,7 @@ class Flight:
         self.request = request
         self.trajectory = blank(request)
         self.cancelled = False
+        self.gate = Gate()
         self.task: asyncio.Task[None]
         self._counts = counts
         self._on_settled = settled
@@ -59,6 +65,11 @@ class Flight:
     def settled(self) -> bool:
         """Whether the trajectory is what it will be."""
         return self._settled
+
+    @property
+    def stage(self) -> Stage | None:
+        """Where it is; None when it is over."""
+        return self._stage
 
     def move(self, stage: Stage) -> None:
         """Says that it is in another stage now."""
@@ -85,6 +96,20 @@ class Flight:
         """
         self._closing = True
         self._scored = scored
+
+    def hold(self) -> bool:
+        """Lets it begin no turn; returns whether it could until now."""
+        if self._settled or self.gate.shut:
+            return False
+        self.gate.close()
+        return True
+
+    def release(self) -> bool:
+        """Lets it go on; returns whether it was held."""
+        if self._settled or not self.gate.shut:
+            return False
+        self.gate.open()
+        return True
 
     def cancel(self) -> bool:
         """Ends it, and settles it; returns whether there was anything to end."""

@@ -19,7 +19,7 @@ _SCHEMA_KEY = b"gymhost.rollout.schema"
 _BATCH = 256  # trajectories that are in memory at once, which make up a row group of the file
 
 _FLAT: dict[str, type[BaseModel]] = {"outcome": Outcome, "timings": Timings}  # a column for each of their fields
-_JSON = ("rewards", "messages", "tools", "labels", "info")  # of another shape with each environment
+_JSON = ("rewards", "messages", "asides", "tools", "labels", "info")  # of another shape with each environment
 _ROWS = "token_rows"  # a column for each field of a row, which holds a list for each row
 
 
@@ -28,7 +28,8 @@ def write_parquet(path: str | Path, trajectories: Iterable[Trajectory]) -> int:
 
     The columns are the fields of `Trajectory`. Those of the outcome and of the timings are columns of their own, such
     as `outcome_kind`; `prompt_ids`, `completion_ids`, `mask`, `logprobs` and `policy_versions` hold a list for each
-    token row; `turns` is a list of structs; `rewards`, `messages`, `tools`, `labels` and `info` are JSON text.
+    token row; `turns` is a list of structs; `rewards`, `messages`, `asides`, `tools`, `labels` and `info` are JSON
+    text.
 
     Args:
         path: The file. It is there when all of it is written, in place of one that was there before.

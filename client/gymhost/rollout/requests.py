@@ -11,76 +11,6 @@ __all__ = ["Concurrency", "Limits", "RolloutRequest", "grouped", "named"]
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutRequest:
-    """One rollout to be made.
-
-    Args:
-        env_id: The environment, such as "gymhost/GuessNumber-v0".
-        task: The task's index in its split; without one the environment draws it.
-        seed: The seed of the reset.
-        split: The split of the environment's tasks.
-        kwargs: Keyword arguments of the environment.
-        options: More options of the reset.
-        sampling: How to sample, instead of the engine's setting.
-        group: Names the rollouts that share a task and a seed.
-        index: The place within the group.
-        labels: Anything that JSON can hold, for the caller to find again in the trajectory.
-
-    Raises:
-        TypeError: A field is of the wrong type.
-    """
-
-    env_id: str
-    task: int | None = None
-    seed: int | None = None
-    split: str | None = None
-    kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    sampling: Sampling | None = None
-    group: str | None = None
-    index: int = 0
-    labels: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-    def __post_init__(self) -> None:
-        for name in ("task", "seed", "index"):
-            if (value := getattr(self, name)) is not None:
-                try:
-                    object.__setattr__(self, name, operator.index(value))  # which also makes a plain one of NumPy's
-                except TypeError:
-                    raise TypeError(f"the {name} of a request must be a whole number, not {value!r}") from None
-        for name in ("env_id", "split", "group"):
-            if not isinstance(value := getattr(self, name), str) and (value is not None or name == "env_id"):
-                raise TypeError(f"the {name} of a request must be text, not {value!r}")
-        for name in ("kwargs", "options", "labels"):
-            if not isinstance(value := getattr(self, name), Mapping) or not all(
-                isinstance(key, str) for key in cast(Mapping[object, Any], value)
-            ):
-                raise TypeError(f"the {name} of a request must be named by texts, not {value!r}")
-
-
-def grouped(requests: Iterable[RolloutRequest], size: int) -> list[RolloutRequest]:
-    """Repeats each request `size` times in a row, as a group that shares task and seed.
-
-    A request without a group gets its place as the group's name, and one without a seed that place as its seed, so that
-    all of a group begin alike.
-    """
-    result: list[RolloutRequest] = []
-    for place, request in enumerate(requests):
-        of_group = named(request, place)
-        result.extend(replace(of_group, index=index) for index in range(size))
-    return result
-
-
-def named(request: RolloutRequest, place: int) -> RolloutRequest:
-    """A request for a group: without a name it gets its place as that, and without a seed as its seed."""
-    return replace(
-        request,
-        group=str(place) if request.group is None else request.group,
-        seed=place if request.seed is None else request.seed,
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class Limits:
     """What ends a rollout. The outcome names the field that did.
 
@@ -123,6 +53,85 @@ class Limits:
             least = "0 or more" if name == "retries" else "above 0"
             if value is not None and (value < 0 or (value == 0 and name != "retries")):
                 raise ValueError(f"the limit {name} must be {least}, not {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRequest:
+    """One rollout to be made.
+
+    Args:
+        env_id: The environment, such as "gymhost/GuessNumber-v0".
+        task: The task's index in its split; without one the environment draws it.
+        seed: The seed of the reset.
+        split: The split of the environment's tasks.
+        kwargs: Keyword arguments of the environment.
+        options: More options of the reset.
+        sampling: How to sample, instead of the engine's setting.
+        limits: What ends the rollout, instead of the engine's setting.
+        agent: The loop that is played, by its name among the engine's `agents`; without one the built-in one.
+        agent_options: What the agent is told.
+        group: Names the rollouts that share a task and a seed.
+        index: The place within the group.
+        labels: Anything that JSON can hold, for the caller to find again in the trajectory.
+        id: The trajectory's id, unique among all rollouts; without one it gets a random one.
+
+    Raises:
+        TypeError: A field is of the wrong type.
+    """
+
+    env_id: str
+    task: int | None = None
+    seed: int | None = None
+    split: str | None = None
+    kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    sampling: Sampling | None = None
+    limits: Limits | None = None
+    agent: str | None = None
+    agent_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    group: str | None = None
+    index: int = 0
+    labels: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    id: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("task", "seed", "index"):
+            if (value := getattr(self, name)) is not None:
+                try:
+                    object.__setattr__(self, name, operator.index(value))  # which also makes a plain one of NumPy's
+                except TypeError:
+                    raise TypeError(f"the {name} of a request must be a whole number, not {value!r}") from None
+        for name in ("env_id", "split", "agent", "group", "id"):
+            if not isinstance(value := getattr(self, name), str) and (value is not None or name == "env_id"):
+                raise TypeError(f"the {name} of a request must be text, not {value!r}")
+        for name in ("kwargs", "options", "agent_options", "labels"):
+            if not isinstance(value := getattr(self, name), Mapping) or not all(
+                isinstance(key, str) for key in cast(Mapping[object, Any], value)
+            ):
+                raise TypeError(f"the {name} of a request must be named by texts, not {value!r}")
+
+
+def grouped(requests: Iterable[RolloutRequest], size: int) -> list[RolloutRequest]:
+    """Repeats each request `size` times in a row, as a group that shares task and seed.
+
+    A request without a group gets its place as the group's name, and one without a seed that place as its seed, so that
+    all of a group begin alike.
+    """
+    result: list[RolloutRequest] = []
+    for place, request in enumerate(requests):
+        of_group = named(request, place)
+        result.extend(replace(of_group, index=index) for index in range(size))
+    return result
+
+
+def named(request: RolloutRequest, place: int) -> RolloutRequest:
+    """A request for a group: without a name it gets its place as that, and without a seed as its seed."""
+    return replace(
+        request,
+        id=None,  # which its rollouts can't share
+        group=str(place) if request.group is None else request.group,
+        seed=place if request.seed is None else request.seed,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,11 +80,12 @@ def _chosen(
 
 
 def _finished(trajectory: Trajectory) -> list[Message]:
-    """The messages up to the last that the model finished."""
+    """The messages up to the last that the model finished, before any that was cut off."""
     ends = [place + 1 for place, message in enumerate(trajectory.messages) if message.get("role") == "assistant"]
-    # Only the last turn can have been cut off: that ends a rollout.
-    if ends and trajectory.turns and trajectory.turns[-1].finish_reason in ("length", "cut"):
-        ends.pop()
+    cut = [turn.finish_reason in ("length", "cut") for turn in trajectory.turns]
+    if any(cut):
+        # An agent may have gone on after it; with several conversations nobody knows which of them it was in.
+        ends = ends[: cut.index(True)] if len(cut) == len(ends) else []
     return trajectory.messages[: ends[-1]] if ends else []
 
 

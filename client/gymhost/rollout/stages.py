@@ -5,17 +5,22 @@ import itertools
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
+from gymhost.rollout.agent_play import AgentPlay
 from gymhost.rollout.chat import Chat
-from gymhost.rollout.faults import Abandoned, bound, outcome_of, retryable
+from gymhost.rollout.endpoint import Endpoints
+from gymhost.rollout.faults import Abandoned, AgentFault, bound, outcome_of, retryable
 from gymhost.rollout.flight import Flight
 from gymhost.rollout.generators.base import ChatGenerator, Generator, Sampling
 from gymhost.rollout.play import Play
-from gymhost.rollout.requests import Concurrency, Limits
-from gymhost.rollout.sessions import Sessions
+from gymhost.rollout.requests import Concurrency, Limits, RolloutRequest
+from gymhost.rollout.sessions import Session, Sessions
+from gymhost.rollout.speaking import Speaker
 from gymhost.rollout.status import Counts, Stage
+from gymhost.rollout.trajectory import Trajectory
 from gymhost.rollout.turnstile import Turnstile
 
 __all__ = ["Stages"]
@@ -34,8 +39,10 @@ class Stages:
         chat: Turns messages into ids and back; None with a chat endpoint.
         generator: Samples.
         sampling: How, unless a request says otherwise.
-        limits: What ends a rollout.
+        limits: What ends a rollout, unless a request says otherwise.
         concurrency: How many there may be in each stage.
+        agents: Loops that a request may ask for, by name.
+        endpoints: Where agents get endpoints.
     """
 
     def __init__(
@@ -46,6 +53,8 @@ class Stages:
         sampling: Sampling,
         limits: Limits,
         concurrency: Concurrency,
+        agents: Mapping[str, Any],
+        endpoints: Endpoints,
     ) -> None:
         self.counts = Counts()
         self.turnstile = Turnstile()
@@ -54,6 +63,8 @@ class Stages:
         self._generator = generator
         self._sampling = sampling
         self._limits = limits
+        self._agents = agents
+        self._endpoints = endpoints
         # Held from the beginning of INIT to the end of RUN: what keeps INIT from running further ahead than it may.
         self._begun = asyncio.Semaphore(concurrency.run + concurrency.ahead)
         self._init = asyncio.Semaphore(concurrency.init)
@@ -63,6 +74,7 @@ class Stages:
 
     async def fly(self, flight: Flight) -> None:
         """Plays one rollout, from scratch again after a fault that may pass."""
+        limits = flight.request.limits or self._limits
         for attempt in itertools.count(1):
             try:
                 await self._attempt(flight)
@@ -73,7 +85,7 @@ class Stages:
                 trajectory = flight.trajectory
                 flight.fail(outcome_of(error, len(trajectory.turns)))
                 logger.debug("rollout of %s failed", trajectory.env_id, exc_info=True)
-                if attempt > self._limits.retries or not retryable(error):
+                if attempt > limits.retries or not retryable(error):
                     logger.warning("a rollout of %s %s", trajectory.env_id, trajectory.outcome)
                     break
             self.counts.retries += 1
@@ -93,7 +105,8 @@ class Stages:
             raise Abandoned("what the rollout waited for was cancelled") from error
 
     async def _through(self, flight: Flight) -> None:
-        request, trajectory, limits = flight.request, flight.trajectory, self._limits
+        request, trajectory = flight.request, flight.trajectory
+        limits = request.limits or self._limits
         lease = self._sessions.lease(request)
         try:
             async with self._place(flight, self._begun):
@@ -102,19 +115,18 @@ class Stages:
                     session, observation, info = await self._sessions.begin(lease, request)
                 flight.move("ready")
                 async with self._place(flight, self._run, "run"):
-                    name = f"{id(self):x}-{next(self._numbers)}"
-                    sampling = request.sampling or self._sampling
-                    play = Play(
+                    speaker = Speaker(
                         self._chat,
                         self._generator,
-                        session,
                         trajectory,
                         limits,
-                        sampling,
-                        name,
+                        request.sampling or self._sampling,
+                        f"{id(self):x}-{next(self._numbers)}",
                         self.turnstile,
+                        flight.gate,
                         settled=lambda: flight.settled,
                     )
+                    play = self._play(request, session, trajectory, limits, speaker)
                     healthy = await play.run(observation, info)
             flight.move("eval")
             async with self._place(flight, self._eval, "eval"):
@@ -127,6 +139,17 @@ class Stages:
             flight.close(scored=False)
             await self._sessions.end(lease, healthy=False)
             raise
+
+    def _play(
+        self, request: RolloutRequest, session: Session, trajectory: Trajectory, limits: Limits, speaker: Speaker
+    ) -> Play:
+        how = self._chat, session, trajectory, limits, speaker
+        if request.agent is None:
+            return Play(*how)
+        if (agent := self._agents.get(request.agent)) is None:
+            known = ", ".join(sorted(self._agents)) or "none"
+            raise AgentFault(f"the engine knows no agent {request.agent!r}; it has {known}") from LookupError()
+        return AgentPlay(agent, request, self._endpoints, *how)
 
     @asynccontextmanager
     async def _place(

@@ -150,6 +150,17 @@ class Store:
             self._writer.note(trajectory, tokenizer)
         self._writer.append(_TRAJECTORIES, trajectory.model_dump_json())
 
+    def sync(self) -> None:
+        """Has what was appended outlive the machine: it is on the disk when this returns.
+
+        Raises:
+            StoreError: The store was opened for reading, or is closed.
+            OSError: The disk refuses.
+        """
+        if self._writer is None:
+            raise StoreError(f"{self.path} is open for reading alone: open it with writing=True")
+        self._writer.sync()
+
     def __iter__(self) -> Iterator[Trajectory]:
         """The trajectories, in the order in which they were appended.
 
@@ -281,6 +292,10 @@ class _Writer:
         except BaseException:
             file.truncate(end)
             raise
+
+    def sync(self) -> None:
+        for file in self._files.values():
+            os.fsync(file.fileno())
 
     def close(self) -> None:
         self._stack.close()

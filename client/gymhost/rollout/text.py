@@ -1,10 +1,10 @@
 """A trajectory as text that a person reads."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from gymhost.rollout.trajectory import Trajectory
+from gymhost.rollout.trajectory import Trajectory, Turn
 
 __all__ = ["as_text", "message_text"]
 
@@ -30,16 +30,20 @@ def _lines(trajectory: Trajectory) -> Iterator[str]:
     if trajectory.group is not None:
         facts.append(f"group {trajectory.group}, number {trajectory.index}")
     yield f"{trajectory.env_id}  ({', '.join(facts)})"
-    turn = 0
-    for message in trajectory.messages:
-        role = str(message.get("role"))
-        if role == "assistant":
-            turn += 1
-            yield f"\n--- assistant, turn {turn} {_turn_facts(trajectory, turn)}".rstrip()
-        else:
-            yield f"\n--- {role}"
-        if said := message_text(message):
-            yield said
+    turns = trajectory.turns if not trajectory.asides else []  # which of several conversations one is in is not known
+    for number, messages in enumerate((trajectory.messages, *trajectory.asides), 1):
+        if trajectory.asides:
+            yield f"\n=== conversation {number}"
+        turn = 0
+        for message in messages:
+            role = str(message.get("role"))
+            if role == "assistant":
+                turn += 1
+                yield f"\n--- assistant, turn {turn} {_turn_facts(turns, turn)}".rstrip()
+            else:
+                yield f"\n--- {role}"
+            if said := message_text(message):
+                yield said
     yield "\n==="
     reward = "not known" if trajectory.reward is None else f"{trajectory.reward:g}"
     yield f"outcome: {trajectory.outcome}"
@@ -52,15 +56,19 @@ def _lines(trajectory: Trajectory) -> Iterator[str]:
     if trajectory.turns and not trajectory.token_rows:
         yield "rows:    none, since a chat endpoint tells no token ids"
     if trajectory.rewritten:
-        yield f"rows:    {len(trajectory.rows())}, since the chat template rewrote history"
+        yield f"rows:    {len(trajectory.rows())}, since " + (
+            f"there were {len(trajectory.asides) + 1} conversations"
+            if trajectory.asides
+            else "the chat template rewrote history"
+        )
     if trajectory.mixed_versions:
         yield f"policy:  versions {trajectory.oldest_version} to {trajectory.newest_version}"
 
 
-def _turn_facts(trajectory: Trajectory, number: int) -> str:
-    if number > len(trajectory.turns):
+def _turn_facts(turns: Sequence[Turn], number: int) -> str:
+    if number > len(turns):
         return ""
-    turn = trajectory.turns[number - 1]
+    turn = turns[number - 1]
     paid = "" if turn.reward == 0.0 else f", reward {'not known' if turn.reward is None else f'{turn.reward:g}'}"
     return f"({turn.tokens} tokens{paid})"
 

@@ -20,7 +20,7 @@ SCHEMA = 1
 """The version of what these models are written as."""
 
 OutcomeKind = Literal["terminated", "truncated", "failed", "cancelled"]
-Fault = Literal["environment", "infrastructure", "generator"]
+Fault = Literal["environment", "agent", "infrastructure", "generator"]
 
 ENVIRONMENT_VERSION = -1
 """The policy version of a token that no policy sampled."""
@@ -131,8 +131,8 @@ class Outcome(_Record):
 
     @property
     def final(self) -> bool:
-        """Whether it counts as played. Otherwise another try may succeed, the environment not being at fault."""
-        return self.kind in ("terminated", "truncated") or self.fault == "environment"
+        """Whether it counts as played. Otherwise another try may succeed, neither environment nor agent at fault."""
+        return self.kind in ("terminated", "truncated") or self.fault in ("environment", "agent")
 
     def __str__(self) -> str:
         match self.kind:
@@ -161,7 +161,8 @@ class Trajectory(_Record):
     """The record of one rollout.
 
     `prompt_ids`, `completion_ids`, `mask`, `logprobs` and `policy_versions` are those of the last row; unless the chat
-    template rewrote history it is the only one. `rows()` are what a trainer should take.
+    template rewrote history, or an agent led several conversations, it is the only one. `rows()` are what a trainer
+    should take.
 
     The messages may end with an answer of the environment that is in no row: what came after the last sampled token is
     of no use to a trainer, and is not tokenized.
@@ -187,6 +188,9 @@ class Trajectory(_Record):
     """How often the rollout was started, faults of the infrastructure being retried from scratch."""
     timings: Timings = Field(default_factory=Timings)
     messages: _Dicts = Field(default_factory=list[dict[str, Any]])
+    """The conversation; the first one, of an agent that leads several."""
+    asides: Annotated[list[list[dict[str, Any]]], _Plain] = Field(default_factory=list[list[dict[str, Any]]])
+    """The other conversations of an agent that leads several: those of sub-agents, or after history was shortened."""
     tools: _Dicts = Field(default_factory=list[dict[str, Any]])
     turns: list[Turn] = Field(default_factory=list[Turn])
     token_rows: list[Row] = Field(default_factory=list[Row])
@@ -211,7 +215,7 @@ class Trajectory(_Record):
 
     @property
     def rewritten(self) -> bool:
-        """Whether the chat template rewrote history, so that there are several rows."""
+        """Whether there are several rows: the chat template rewrote history, or an agent led several conversations."""
         return len(self.token_rows) > 1
 
     @property

@@ -8,8 +8,8 @@ from typing import Any
 from gymhost.client import RemoteServer, connect
 from gymhost.client.tls import TlsLike
 from gymhost.rollout.loop_thread import LoopThread
+from gymhost.rollout.servers import Servers
 from gymhost.rollout.sessions import Source
-from gymhost.trainers.servers import Servers
 
 __all__ = ["Connection"]
 

@@ -9,27 +9,27 @@ server or the trained model itself. TRL sees a dataset of tasks, a `rollout_func
 tools of a batch all run at once.
 """
 
-import logging
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
-from weakref import WeakValueDictionary
 
 from gymhost.client.tls import TlsLike
-from gymhost.rollout import Chat, Concurrency, Generator, Limits, RolloutEngine, RolloutRequest, Store, Trajectory
+from gymhost.rollout import Chat, Concurrency, Generator, Limits, RolloutEngine, RolloutRequest, Trajectory
+from gymhost.rollout.service import RolloutClient
 from gymhost.trainers.connection import Connection
-from gymhost.trainers.trl_generation import generator_of, sampling_of
+from gymhost.trainers.trl_generation import generator_of, sampling_of, tokenizer_of
 from gymhost.trainers.trl_metrics import Lookout, Measures
 from gymhost.trainers.trl_player import Player, numbered
+from gymhost.trainers.trl_policy import refuse_colocated
 from gymhost.trainers.trl_rewards import Learnable, reward_functions, training_row
 from gymhost.trainers.trl_rows import Env, check_size, completed, envs_of, mixed, one_after_another, options_of
+from gymhost.trainers.trl_service import Service
+from gymhost.trainers.trl_store import Keeper
 from gymhost.trainers.vllm_cpu import use_vllm_on_cpu
 
 __all__ = ["Env", "Environments"]
-
-logger = logging.getLogger(__name__)
 
 _FIRST_EVAL_SEED = 1_000_000
 """Beyond those of training, so that environments without tasks are evaluated on what they were not trained on."""
@@ -67,6 +67,14 @@ class Environments:
     Servers. With a list of them a session is opened where the fewest of ours are. One that is gone is left for half a
     minute and tried again after that; rollouts that it took with it are begun again on another.
 
+    A service. With `service=` (`gymhost serve --rollouts`) there are no environments, agents or sessions here, and no
+    connection to their servers: each batch is a job of the service. Sampling is as the trainer is set up, the renderer
+    and how many rollouts run at once are the service's, and so are `limits` unless some are given. When the weights
+    have changed they are written into a folder, which the generators load; with TRL's vLLM server mode (`use_vllm`,
+    `vllm_mode="server"`) TRL sends them, and the service, which then has that one server, is told. A trainer that loses
+    the service for less than five minutes goes on when it is back; one that is started again from its last checkpoint
+    gets the job that it had. Policy versions are the service's, which go on from one training to the next.
+
     Rewards. What failed gives the trainer nothing to learn from: its reward is None, never 0.0, its tokens are masked,
     and the mean of its group is that of the others. With `rewards=` each of these rubrics is a column of its own, None
     for environments that have no such rubric; where one that it has could not be computed, all are None, since TRL adds
@@ -100,7 +108,8 @@ class Environments:
             and `Env`, which has settings for each.
         server: The address of a server ("host:port"), a list of addresses, or an open connection of
             `gymhost.client.connect`. Without one an embedded server is started.
-        token: The token of the servers.
+        service: A rollout service ("host:port", or a client of it), which plays instead of this process: see above.
+        token: The token of the servers, or of the service.
         tls: How TLS is spoken with them, as for `gymhost.client.connect`.
         split: The split of the tasks to train on.
         tasks: The indices of the tasks to train on, in this order; without them all tasks of the split.
@@ -125,11 +134,13 @@ class Environments:
         on_rollouts: Called with the trajectories of every batch, in order: to follow the training.
         store: A folder that every trajectory is appended to, those of evaluations too. One that is there already is
             gone on with. With several ranks each has a folder of its own in it, `rank-0` and so on.
+        weights: With a `service`: a folder that its generators see under the same path, where weights are written for
+            them. Without one it is `weights` in the trainer's `output_dir`.
         **env_kwargs: Keyword arguments of the environment, if it is a single one.
 
     Raises:
         ValueError: There is no environment, two are called the same, `tasks` or keyword arguments are given for
-            several, or `mixed_versions` is neither of the two.
+            several, settings that go together with no `service`, or `mixed_versions` is neither of the two.
     """
 
     def __init__(
@@ -137,6 +148,7 @@ class Environments:
         env: str | Env | Mapping[str, float] | Iterable[str | Env],
         *,
         server: Any = None,
+        service: str | RolloutClient | None = None,
         token: str | None = None,
         tls: TlsLike = None,
         split: str | None = "train",
@@ -153,8 +165,14 @@ class Environments:
         mixed_versions: Literal["keep", "drop"] = "keep",
         on_rollouts: Callable[[list[Trajectory]], object] | None = None,
         store: str | Path | None = None,
+        weights: str | Path | None = None,
         **env_kwargs: Any,
     ) -> None:
+        if service is None:
+            _refuse("it needs a service=", weights=weights)
+        else:
+            own = {"server": server, "renderer": renderer, "generator": generator, "concurrency": concurrency}
+            _refuse("with service= that is the service's: leave it out", **own)
         self.envs = envs_of(env, tasks=None if tasks is None else list(tasks), kwargs=env_kwargs)
         self.split = split
         self._num_tasks = num_tasks
@@ -163,13 +181,19 @@ class Environments:
         self._eval_tasks = eval_tasks if eval_tasks is None or isinstance(eval_tasks, int) else list(eval_tasks)
         self._rewards = list(rewards) if rewards else None
         self._renderer = renderer
+        self._given_limits = limits
         self._limits = limits or Limits()
         self._concurrency = concurrency
         self._generator = generator
         self._on_rollouts = on_rollouts
-        self._store_path = None if store is None else Path(store)
-        self._store: Store | None = None
-        self._connection = Connection(server, token, tls)
+        self._keeper = None if store is None else Keeper(Path(store), list(self.envs))
+        self._service: Service | None = None
+        self._connection: Connection | Service
+        if service is None:
+            self._connection = Connection(server, token, tls)
+        else:
+            folder = None if weights is None else Path(weights)
+            self._connection = self._service = Service(service, token, tls, folder)
         self._player = Player()
         if mixed_versions not in ("keep", "drop"):
             raise ValueError(f"mixed_versions must be 'keep' or 'drop', not {mixed_versions!r}")
@@ -191,6 +215,8 @@ class Environments:
             TypeError: The dataset is none.
             ServerUnavailable: No server could be reached.
         """
+        if self._service is not None and config is not None and config.use_vllm and config.vllm_mode != "server":
+            refuse_colocated()
         use_vllm_on_cpu()
         own = self._dataset
         chosen: dict[str, Any] = {
@@ -273,6 +299,8 @@ class Environments:
             ValueError: A row names no environment of these, or the trainer is set to what rollouts do not know.
         """
         requests = self._requests(rows, trainer)
+        if self._service is not None:
+            return self._service.play(requests, trainer, sampling_of(trainer), self._limits_said(trainer))
         if self._generator is not None:
             return self._play(requests, trainer, self._generator)
         with generator_of(trainer, trainer.state.global_step, self._player) as generator:
@@ -313,6 +341,7 @@ class Environments:
         return self.envs[label]
 
     def _play(self, requests: list[RolloutRequest], trainer: Any, generator: Generator) -> list[Trajectory]:
+        assert isinstance(self._connection, Connection)
         source, chat = self._connection.source, self._chat_of(trainer)
         how: dict[str, Any] = {"sampling": sampling_of(trainer), "limits": self._limits_of(trainer)}
         return self._player.play(
@@ -320,7 +349,7 @@ class Environments:
         )
 
     def _chat_of(self, trainer: Any) -> Chat:
-        tokenizer = _tokenizer(trainer)
+        tokenizer = tokenizer_of(trainer)
         if self._renderer is not None:
             return Chat(tokenizer, self._renderer)
         from renderers import AutoRendererConfig
@@ -339,10 +368,20 @@ class Environments:
             tokens.append(self._limits.completion_tokens)
         return replace(self._limits, completion_tokens=min(tokens))
 
+    def _limits_said(self, trainer: Any) -> dict[str, Any]:
+        """The limits that a service is told: without any of the user's, those that it is set up with hold."""
+        limits = self._limits_of(trainer)
+        said = {"completion_tokens": limits.completion_tokens}
+        if self._given_limits is not None:
+            said = asdict(limits)
+            if limits.retries == Limits().retries:  # how much patience faults are worth is for the service to say
+                del said["retries"]
+        return said
+
     def _rollout_func(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
         trajectories = self.rollout(trainer, [slot.row for slot in trainer.environments])
-        if self._store_path is not None:
-            self._keep(self._store_path, trajectories, trainer)
+        if self._keeper is not None:
+            self._keeper.keep(trajectories, trainer)
         if self._on_rollouts is not None:
             self._on_rollouts(trajectories)
         self._lookout.look(trajectories)
@@ -357,37 +396,16 @@ class Environments:
             "trajectory": trajectories,
         }
 
-    def _keep(self, path: Path, trajectories: Sequence[Trajectory], trainer: Any) -> None:
-        if self._store is None:
-            accelerator = trainer.accelerator
-            if accelerator.num_processes > 1:
-                path = path / f"rank-{accelerator.process_index}"
-            self._store = _store(path, {"environments": list(self.envs), "output_dir": trainer.args.output_dir})
-        try:
-            for trajectory in trajectories:
-                self._store.append(trajectory, _tokenizer(trainer))
-        except OSError as error:
-            logger.warning("rollouts of step %d could not be kept: %s", trainer.state.global_step, error)
 
+def _refuse(why: str, **settings: Any) -> None:
+    """Refuses settings that go with nothing else that was given.
 
-_stores: WeakValueDictionary[Path, Store] = WeakValueDictionary()
-"""Those that are open: nobody closes them, and a second training in this process may go on where the first ended."""
-
-
-def _store(path: Path, settings: dict[str, Any]) -> Store:
-    path = path.resolve()
-    store = _stores.get(path)
-    if store is None:
-        if path.is_dir() and any(path.iterdir()):
-            store = Store.open(path, writing=True)
-        else:
-            store = Store.create(path, settings)
-        _stores[path] = store
-    return store
-
-
-def _tokenizer(trainer: Any) -> Any:
-    return getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+    Raises:
+        ValueError: There is one.
+    """
+    for name, value in settings.items():
+        if value is not None:
+            raise ValueError(f"Environments({name}=...): {why}")
 
 
 def _dataset(rows: list[dict[str, Any]]) -> Any:

@@ -8,10 +8,15 @@ from typing import Any
 from gymhost.rollout.generators import Generator, Sampling
 from gymhost.trainers.trl_player import Player
 
-__all__ = ["generator_of", "sampling_of"]
+__all__ = ["generator_of", "sampling_of", "tokenizer_of"]
 
 # With a seed all rollouts of a group would be the same.
 _KNOWN = {field.name for field in fields(Sampling)} - {"seed", "stop_token_ids"}
+
+
+def tokenizer_of(trainer: Any) -> Any:
+    """The trainer's tokenizer, which may be a part of its processor."""
+    return getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
 
 
 def sampling_of(trainer: Any) -> Sampling:

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 _FRUITLESS_BATCHES = 3
 """So many batches in a row without one rollout to learn from end the training: something is broken for good."""
 
-_FAULTS = ("environment", "infrastructure", "generator")
+_FAULTS = ("environment", "agent", "infrastructure", "generator")
 _BUDGETS = ("turns", "sampled_tokens", "completion_tokens", "context_tokens", "episode_seconds")
 
 

@@ -3,15 +3,20 @@
 It is apart from `gymhost.envs.sandbox`, so that a worker whose environments have no sandboxes need not import that.
 """
 
+import asyncio
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gymhost.wire.errors import SandboxLost
 
-__all__ = ["CREATIONS", "Scope", "Settings", "configure", "owner", "settings", "tell_owner_by"]
+if TYPE_CHECKING:
+    from gymhost.envs.sandbox.sandbox import Sandbox
+
+__all__ = ["CREATIONS", "Scope", "Settings", "Share", "configure", "memory", "owner", "settings", "tell_owner_by"]
 
 # The most creations in flight where nobody says otherwise.
 CREATIONS = 8
@@ -63,12 +68,37 @@ class Member(Protocol):
         ...
 
 
+class Share(Protocol):
+    """What an owner may have of the memory of sandboxes."""
+
+    async def take(self, size: int, told: Callable[[str], object]) -> Callable[[], None]:
+        """Waits for memory for a sandbox, until there is some or the wait is cancelled.
+
+        Args:
+            size: How many bytes.
+            told: Is told why it has to wait, where it has to.
+
+        Returns:
+            What gives it back, from any thread; it may be called twice.
+
+        Raises:
+            CapacityExhausted: It is more than the owner may ever have.
+            SandboxLost: The owner is gone.
+        """
+        ...
+
+
 class Scope:
-    """The sandboxes that were made for one owner. It does not keep them alive. It can be used from several threads."""
+    """The sandboxes that were made for one owner. It does not keep them alive. It can be used from several threads.
 
-    __slots__ = ("__weakref__", "_closed", "_lock", "_members")
+    Args:
+        share: What the owner may have of the memory of sandboxes; None for any amount.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("__weakref__", "_closed", "_lock", "_members", "share")
+
+    def __init__(self, share: Share | None = None) -> None:
+        self.share = share
         self._lock = threading.Lock()
         self._members: weakref.WeakSet[Member] = weakref.WeakSet()
         self._closed = False
@@ -100,11 +130,43 @@ class Scope:
             member.kill()
         return bool(living)
 
+    def sandboxes(self) -> "list[Sandbox]":
+        """Returns the sandboxes among the members."""
+        module = sys.modules.get("gymhost.envs.sandbox.sandbox")
+        if module is None:
+            return []
+        kind: type[Sandbox] = module.Sandbox
+        with self._lock:
+            members: list[Any] = list(self._members)
+        return [member for member in members if isinstance(member, kind)]
+
     def close(self) -> None:
         """Kills all members and takes no more. May be called twice."""
         with self._lock:
             self._closed = True
         self.kill()
+
+
+async def memory(scopes: Mapping[int, Scope], limit: float) -> dict[int, int]:
+    """Returns how much memory the sandboxes of owners use, in bytes.
+
+    Args:
+        scopes: The owners.
+        limit: Seconds that it may take; what is not known then is left out.
+
+    Returns:
+        Bytes by the keys of `scopes`, where there is something to tell.
+    """
+    asking = {asyncio.create_task(each.usage()): key for key, scope in scopes.items() for each in scope.sandboxes()}
+    used: dict[int, int] = {}
+    if asking:
+        done, late = await asyncio.wait(asking, timeout=limit)
+        for task in late:
+            task.cancel()
+        for task in done:
+            if task.exception() is None and (size := task.result().memory) is not None:
+                used[asking[task]] = used.get(asking[task], 0) + size
+    return used
 
 
 def _nobody() -> Scope | None:

@@ -305,23 +305,15 @@ class ToolEnv(gymnasium.Env[Observation, Action]):
         self._state = "broken"
         self.turns += 1
         self.turn = turn = Turn(message, text_of(message))
-        observation: Observation = []
-        for beside in self._side_by_side(requests):
-            calls = [await self._call(beside[0])] if len(beside) == 1 else await _together(map(self._call, beside))
-            turn.calls += calls
-            observation += [tool_result(call.id, call.name, call.result) for call in calls]
-        if not requests:
-            observation += as_messages(await _result(self.on_text(turn.text)))
-        observation += as_messages(await _result(self.after_turn(turn)))
+        observation, info = await self._respond(turn, requests)
         self._characters += len(turn.text) + sum(len(text_of(said)) for said in observation)
-
-        info: dict[str, Any] = {}
         terminated = self._finished
         limit = None if terminated else self._spent_budget()
         ended = terminated or limit is not None
         if limit is not None:
             info["limit"] = limit
         if ended:
+            await self._leave()
             info |= self._place_info()
             info |= self._extra or {}
         due = [item for item in self._rubrics if ended or item.per_turn]
@@ -345,6 +337,7 @@ class ToolEnv(gymnasium.Env[Observation, Action]):
         else:
             raise ResetNeeded(_RESET_NEEDED[self._state])
         self._state, self._unscored = "broken", None
+        await self._leave()
         info |= self._place_info()
         reward = (await score(due, self)).into(info)
         self._state = "ended"
@@ -465,6 +458,21 @@ class ToolEnv(gymnasium.Env[Observation, Action]):
             known = f"the tools are {', '.join(tools)}" if tools else "there are no tools"
             raise ToolError(f"there is no tool {request.name!r}; {known}")
         return tool, tool.check(request.arguments)
+
+    async def _respond(self, turn: Turn, requests: list[CallRequest]) -> tuple[Observation, dict[str, Any]]:
+        """Lets the model's message have its effects; returns the messages that are new, and what the info tells."""
+        observation: Observation = []
+        for beside in self._side_by_side(requests):
+            calls = [await self._call(beside[0])] if len(beside) == 1 else await _together(map(self._call, beside))
+            turn.calls += calls
+            observation += [tool_result(call.id, call.name, call.result) for call in calls]
+        if not requests:
+            observation += as_messages(await _result(self.on_text(turn.text)))
+        observation += as_messages(await _result(self.after_turn(turn)))
+        return observation, {}
+
+    async def _leave(self) -> None:
+        """Ends what plays beside the model, before the episode is scored. May be called twice."""
 
     def _spent_budget(self) -> str | None:
         """Returns the name of the budget that is used up, or None."""

@@ -176,6 +176,8 @@ class _ReplyCodeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     """A notice on lane 0: replies above the frame limit wait; open a bulk stream (Hello.bulk_of) to get them."""
     REPLY_CODE_SANDBOX_UNAVAILABLE: _ReplyCode.ValueType  # 21
     """A sandbox could not be had or is gone. [UNAVAILABLE]"""
+    REPLY_CODE_UNKNOWN_JOB: _ReplyCode.ValueType  # 22
+    """No such job or rollout in the rollout service, or another identity's. [NOT_FOUND]"""
 
 class ReplyCode(_ReplyCode, metaclass=_ReplyCodeEnumTypeWrapper):
     """How a command ended. The gRPC status that stands for the code on unary calls is in brackets."""
@@ -228,6 +230,8 @@ REPLY_CODE_WANT_BULK: ReplyCode.ValueType  # 20
 """A notice on lane 0: replies above the frame limit wait; open a bulk stream (Hello.bulk_of) to get them."""
 REPLY_CODE_SANDBOX_UNAVAILABLE: ReplyCode.ValueType  # 21
 """A sandbox could not be had or is gone. [UNAVAILABLE]"""
+REPLY_CODE_UNKNOWN_JOB: ReplyCode.ValueType  # 22
+"""No such job or rollout in the rollout service, or another identity's. [NOT_FOUND]"""
 global___ReplyCode = ReplyCode
 
 class _RunMode:
@@ -1555,6 +1559,9 @@ class SessionInfo(google.protobuf.message.Message):
     AGE_MS_FIELD_NUMBER: builtins.int
     WORKER_FIELD_NUMBER: builtins.int
     IDENTITY_FIELD_NUMBER: builtins.int
+    WORKER_MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    MEMORY_LIMIT_BYTES_FIELD_NUMBER: builtins.int
     environment_id: builtins.str
     state: global___SessionState.ValueType
     reason: builtins.str
@@ -1566,6 +1573,16 @@ class SessionInfo(google.protobuf.message.Message):
     worker: builtins.int
     identity: builtins.str
     """Whose it is; in the list of everybody's alone."""
+    worker_memory_bytes: builtins.int
+    """Resident memory of its worker and of what that has started, those of other sessions in it included; 0 where it is
+    not known.
+    """
+    memory_bytes: builtins.int
+    """What of that and beside it is known to be its own: what its sandboxes use, and what its worker does where that is its
+    alone. Unset where nothing is known.
+    """
+    memory_limit_bytes: builtins.int
+    """The environment's limit for a worker that is a session's alone; 0 for none."""
     def __init__(
         self,
         *,
@@ -1578,8 +1595,13 @@ class SessionInfo(google.protobuf.message.Message):
         age_ms: builtins.int = ...,
         worker: builtins.int = ...,
         identity: builtins.str = ...,
+        worker_memory_bytes: builtins.int = ...,
+        memory_bytes: builtins.int | None = ...,
+        memory_limit_bytes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["age_ms", b"age_ms", "attached", b"attached", "busy", b"busy", "environment_id", b"environment_id", "identity", b"identity", "reason", b"reason", "state", b"state", "steps", b"steps", "worker", b"worker"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_memory_bytes", b"_memory_bytes", "memory_bytes", b"memory_bytes"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_memory_bytes", b"_memory_bytes", "age_ms", b"age_ms", "attached", b"attached", "busy", b"busy", "environment_id", b"environment_id", "identity", b"identity", "memory_bytes", b"memory_bytes", "memory_limit_bytes", b"memory_limit_bytes", "reason", b"reason", "state", b"state", "steps", b"steps", "worker", b"worker", "worker_memory_bytes", b"worker_memory_bytes"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_memory_bytes", b"_memory_bytes"]) -> typing.Literal["memory_bytes"] | None: ...
 
 global___SessionInfo = SessionInfo
 
@@ -1620,14 +1642,18 @@ class ListSessionsRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     EVERYONE_FIELD_NUMBER: builtins.int
+    MEMORY_FIELD_NUMBER: builtins.int
     everyone: builtins.bool
     """Everybody's sessions instead of the caller's own: for the role `admin`."""
+    memory: builtins.bool
+    """Whether to look at memory too, which workers are asked about."""
     def __init__(
         self,
         *,
         everyone: builtins.bool = ...,
+        memory: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["everyone", b"everyone"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["everyone", b"everyone", "memory", b"memory"]) -> None: ...
 
 global___ListSessionsRequest = ListSessionsRequest
 

@@ -5,6 +5,7 @@
     │   ├── EncodeError              a value that can't travel, with its path
     │   └── DecodeError              bytes that are no value
     ├── UnknownEnvironment           no environment of this id was registered on the server
+    ├── UnknownJob                   no such job or rollout in the rollout service (or somebody else's)
     ├── SessionError
     │   ├── UnknownSession           no such session (or somebody else's)
     │   ├── SessionClosed            its client closed it
@@ -67,6 +68,7 @@ __all__ = [
     "Unauthenticated",
     "Unimplemented",
     "UnknownEnvironment",
+    "UnknownJob",
     "UnknownSession",
     "from_wire",
     "to_wire",
@@ -140,6 +142,13 @@ class UnknownEnvironment(Error):
     """No environment of this id was registered when the server started."""
 
     code = pb.REPLY_CODE_UNKNOWN_ENVIRONMENT
+    status = 5
+
+
+class UnknownJob(Error):
+    """No such job or rollout in the rollout service, or one of another identity."""
+
+    code = pb.REPLY_CODE_UNKNOWN_JOB
     status = 5
 
 
@@ -297,6 +306,7 @@ BY_CODE: dict[int, type[Error]] = {
     for cls in (
         InvalidArgument,
         UnknownEnvironment,
+        UnknownJob,
         UnknownSession,
         SessionClosed,
         SessionExpired,

@@ -2,10 +2,11 @@
 
 Every field of a request that is a text, bytes, repeated or a message of open size stands in one table, with its limit,
 or with `PAYLOAD` where the message that it stands in is bounded as a whole, by the server's `max_payload`. So do the
-numbers that say how many of something are to be made.
+numbers that say how many of something are to be made. Numbers with a point must be finite, in all fields.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -24,6 +25,9 @@ _NAME = 256
 _SECRET = 128
 _ARGUMENTS = 4 * 1024 * 1024
 _COPIES = 65_536
+_PLACE = 4096
+_TASKS = 100_000
+_IDS = 10_000
 
 # Characters of a text, bytes of bytes and of a message, items of what is repeated, and the size of a number.
 FIELDS: dict[str, int] = {
@@ -69,6 +73,47 @@ FIELDS: dict[str, int] = {
     "RenderRequest.session_id": _SECRET,
     "EvaluateRequest.session_id": _SECRET,
     "ForkRequest.session_id": _SECRET,
+    "RolloutTask.environment_id": _NAME,
+    "RolloutTask.split": _NAME,
+    "RolloutTask.kwargs": _ARGUMENTS,
+    "RolloutTask.options": _ARGUMENTS,
+    "RolloutTask.labels": _ARGUMENTS,
+    "RolloutTask.group": _NAME,
+    "RolloutSampling.stop_token_ids": 1024,
+    "RolloutLimits.attempts": 1000,
+    "RolloutGrouping.extra": _COPIES,
+    "SubmitJobRequest.key": _NAME,
+    "SubmitJobRequest.tasks": _TASKS,
+    "SubmitJobRequest.samples": _COPIES,
+    "SubmitJobRequest.agent": _NAME,
+    "SubmitJobRequest.agent_options": _ARGUMENTS,
+    "SubmitJobRequest.label": 1024,
+    "ExtendJobRequest.job_id": _SECRET,
+    "ExtendJobRequest.tasks": _TASKS,
+    "GetJobRequest.job_id": _SECRET,
+    "GetJobRequest.key": _NAME,
+    "ListJobsRequest.states": 16,
+    "ListJobsRequest.limit": _IDS,
+    "ListRolloutsRequest.job_id": _SECRET,
+    "ListRolloutsRequest.limit": _IDS,
+    "CancelRolloutsRequest.job_ids": _IDS,
+    "CancelRolloutsRequest.rollout_ids": _TASKS,
+    "PauseJobRequest.job_id": _SECRET,
+    "ResumeJobRequest.job_id": _SECRET,
+    "StreamResultsRequest.job_ids": _IDS,
+    "FetchResultsRequest.job_ids": _IDS,
+    "FetchResultsRequest.limit": _IDS,
+    "FetchResultsRequest.wait": 60,
+    "AcknowledgeResultsRequest.cursors": _TASKS,
+    "AddGeneratorRequest.name": _NAME,
+    "AddGeneratorRequest.url": _PLACE,
+    "AddGeneratorRequest.model": _PLACE,
+    "AddGeneratorRequest.api_key": _PLACE,
+    "DrainGeneratorRequest.name": _NAME,
+    "DrainGeneratorRequest.patience": 86_400,
+    "RemoveGeneratorRequest.name": _NAME,
+    "AnnouncePolicyRequest.weights": _PLACE,
+    "AnnouncePolicyRequest.patience": 86_400,
 }
 
 
@@ -78,7 +123,10 @@ def check(message: Message) -> None:
     Raises:
         InvalidArgument: One holds more than it may; the message names it.
     """
-    checks, within = _of(message.DESCRIPTOR)
+    checks, within, numbers = _of(message.DESCRIPTOR)
+    for field in numbers:
+        if not math.isfinite(number := getattr(message, field)):
+            raise InvalidArgument(f"{message.DESCRIPTOR.name}.{field} must be a finite number, not {number}")
     for each in checks:
         size = each.measure(getattr(message, each.field))
         if size > each.most:
@@ -98,10 +146,15 @@ class _Check(NamedTuple):
 
 
 @functools.cache
-def _of(descriptor: Descriptor) -> tuple[tuple[_Check, ...], tuple[tuple[str, bool], ...]]:
-    """What to look at in messages of a type: fields, and the messages within, each with whether it is repeated."""
+def _of(descriptor: Descriptor) -> tuple[tuple[_Check, ...], tuple[tuple[str, bool], ...], tuple[str, ...]]:
+    """What to look at in messages of a type.
+
+    Returns:
+        Fields with a limit; the messages within, each with whether it is repeated; and numbers with a point.
+    """
     checks: list[_Check] = []
     within: list[tuple[str, bool]] = []
+    numbers: list[str] = []
     for field in descriptor.fields:
         name = f"{descriptor.name}.{field.name}"
         most = FIELDS.get(name)
@@ -109,7 +162,9 @@ def _of(descriptor: Descriptor) -> tuple[tuple[_Check, ...], tuple[tuple[str, bo
             checks.append(_Check(name, field.name, most, *_measure(field)))
         if field.message_type is not None and (most is None or _is_repeated(field)):
             within.append((field.name, _is_repeated(field)))
-    return tuple(checks), tuple(within)
+        if field.type == field.TYPE_DOUBLE and not _is_repeated(field):
+            numbers.append(field.name)
+    return tuple(checks), tuple(within), tuple(numbers)
 
 
 def _measure(field: FieldDescriptor) -> tuple[Callable[[Any], int], str]:
@@ -121,7 +176,7 @@ def _measure(field: FieldDescriptor) -> tuple[Callable[[Any], int], str]:
         return len, "characters long"
     if field.type == field.TYPE_BYTES:
         return len, "bytes long"
-    return abs, "in size"
+    return lambda value: math.ceil(abs(value)), "in size"
 
 
 def _is_repeated(field: Any) -> bool:

@@ -4,13 +4,14 @@ The parent writes the configuration as one line of JSON into a pipe and keeps it
 into another once it listens, and stops when the first one ends. `gymhost serve` is the command for people.
 """
 
-import json
 import os
 import sys
+from functools import partial
 
 from gymhost.server.config import ServerConfig
 from gymhost.server.front import leftovers
-from gymhost.server.server import Server, run
+from gymhost.server.process import read_settings, tell_address
+from gymhost.server.server import run
 from gymhost.wire.errors import Error
 
 
@@ -19,19 +20,11 @@ def main() -> None:
     parent, ready = int(sys.argv[1]), int(sys.argv[2])
     for fd in (parent, ready):
         os.set_inheritable(fd, False)
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        byte = os.read(parent, 1)
-        if not byte:
-            return
-        line += byte
-
-    def on_ready(server: Server) -> None:
-        with open(ready, "w") as writer:
-            writer.write(server.address + "\n")
-
+    settings = read_settings(parent)
+    if settings is None:
+        return
     try:
-        run(ServerConfig.from_dict(json.loads(line)), on_ready=on_ready, parent_fd=parent)
+        run(ServerConfig.from_dict(settings), on_ready=partial(tell_address, ready), parent_fd=parent)
     except Error as error:
         sys.exit(f"gymhost: {error}")
     finally:

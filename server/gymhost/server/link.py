@@ -10,6 +10,7 @@ lane that was given up, and UNAVAILABLE on lane 0 when the worker asks for no ne
 import dataclasses
 import json
 import os
+import struct
 from typing import Any
 
 # On the lane that the new session gets: payload CreateSessionRequest, whose key the front has replaced by the session's
@@ -35,6 +36,18 @@ TASKS = 1007
 # their lanes.
 REPLY = 1008
 
+# What a worker sends on a connection to its front's socket for memory, one for each sandbox: the lane that it is made
+# on, and its bytes. It is answered by frames with a Reply: number 0 says why it has to wait, number 1 that it has the
+# memory as long as the connection is open, or why it gets none.
+CLAIM = struct.Struct("!QQ")
+# The name of that socket in the server's folder.
+MEMORY_SOCKET = "memory"
+
+# Lane 0: payload a JSON list of lanes, reply a JSON object: the bytes that the sandboxes of each use, by its lane as
+# text. Those of which nothing is known within MEMORY_LIMIT seconds are left out.
+MEMORY = 1009
+MEMORY_LIMIT = 1.5
+
 # Seconds that all environments of a worker together get to close when the worker ends.
 CLOSE_ALL_LIMIT = 10.0
 
@@ -50,6 +63,7 @@ class WorkerConfig:
         number: The worker's number, which is the upper half of its lanes.
         link_fd: The descriptor of its end of the link.
         direct_path: Where to listen for clients on the same host.
+        memory_path: Where to ask for the memory of sandboxes; empty where none is kept account of.
         alive_fd: The descriptor that it writes a byte to every second.
         board_fd: The memory of its `Board`.
         modules: Modules to import, whose environments are then hosted.
@@ -69,6 +83,7 @@ class WorkerConfig:
     alive_fd: int
     board_fd: int
     direct_path: str
+    memory_path: str = ""
     modules: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
     attributes: tuple[tuple[str, tuple[str, ...]], ...] = ()

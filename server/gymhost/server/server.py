@@ -4,34 +4,28 @@ import asyncio
 import logging
 import os
 import secrets
-import signal
-import sys
 from collections.abc import Callable
-from typing import Any, cast
 
-import grpc.aio
-import uvloop
-from grpc_health.v1 import health as health_v1
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
-
+from gymhost.server import link, process
+from gymhost.server.access import Access
 from gymhost.server.addresses import ensure_free
 from gymhost.server.config import ServerConfig
 from gymhost.server.descriptors import allow_descriptors
 from gymhost.server.front import leftovers
-from gymhost.server.front.access import Access
 from gymhost.server.front.pool import WorkerPool
 from gymhost.server.front.rotation import Rotation
+from gymhost.server.front.sandbox_memory import SandboxMemory
 from gymhost.server.front.service import SERVICE, Service, handlers
 from gymhost.server.front.sessions import GOING_AWAY, SessionTable
 from gymhost.server.front.stream import Streams
 from gymhost.server.front.workers import Worker
+from gymhost.server.identity import SideDoor
+from gymhost.server.listener import Listener
+from gymhost.server.tokens import hash_of
 from gymhost.v1 import environments_pb2 as pb
-from gymhost.wire import errors, limits
+from gymhost.wire import errors
 from gymhost.wire.host import host_name
-
-# gRPC's asyncio health service, which has no types of its own.
-health: Any = cast(Any, health_v1).aio
+from gymhost.wire.words import counted
 
 log = logging.getLogger("gymhost.server")
 
@@ -41,18 +35,25 @@ class Server:
 
     Args:
         config: Its settings.
+        side_token: A token by which a process of its own is let in at `side_address`; empty for none.
     """
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, side_token: str = "") -> None:
         self.config = config
-        self.address = config.address
-        self._access = Access(config)
         self._pool = WorkerPool(config, self)
+        self.side_address = f"unix:{self._pool.folder / 'side'}" if side_token else ""
+        side = SideDoor(self.side_address, hash_of(side_token), "rollouts") if side_token else None
+        try:
+            self._access = Access(config, side=side)
+        except BaseException:
+            self._pool.remove_folder()
+            raise
         self._table = SessionTable(config, self._pool)
+        self._memory = SandboxMemory(config, self._table.owner_of)
         direct = pb.DirectPath(folder=str(self._pool.folder), host=host_name(), user_id=os.getuid())
         self._streams = Streams(config, self._table, secrets.token_hex(16), direct)
-        self._grpc: Any = None
-        self._health: Any = health.HealthServicer()
+        service = Service(self._access.identities, self._table, self._pool, self._streams, config.queue_timeout)
+        self._listener = Listener(config.address, self._access, config.max_payload, {SERVICE: handlers(service)})
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -65,31 +66,23 @@ class Server:
         try:
             ensure_free(self.config.address)
             killed = await asyncio.to_thread(leftovers.clear)
+            await self._memory.listen(str(self._pool.folder / link.MEMORY_SOCKET))
             await self._pool.start(clears=killed > 0)
-            self._listen()
-            await self._grpc.start()
+            await self._listener.start()
         except BaseException:
+            self._memory.close()
             await self._pool.stop(2.0)
             raise
         for problem in self._pool.problems:
             log.warning("could not be loaded: %s", problem)
         work = (self._table.sweep(), self._access.watch(self._streams), Rotation(self.config, self._pool).watch())
         self._tasks = [asyncio.get_running_loop().create_task(each) for each in work]
-        for name in ("", SERVICE):
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        await self._listener.serving()
 
-    def _listen(self) -> None:
-        self._grpc = grpc.aio.server(options=server_options(self.config.max_payload))
-        service = Service(self._access.identities, self._table, self._pool, self._streams, self.config.queue_timeout)
-        self._grpc.add_generic_rpc_handlers((handlers(service),))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)  # pyright: ignore[reportUnknownMemberType]
-        names = (SERVICE, health_v1.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._grpc)
-        port = self._access.listen(self._grpc)
-        if not port:
-            raise errors.ServerUnavailable(f"can't listen on {self.config.address}: is it taken? (--address)")
-        if not self.config.address.startswith("unix:"):
-            self.address = f"{self.config.address.rpartition(':')[0]}:{port}"
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return self._listener.address
 
     @property
     def environments(self) -> dict[str, pb.EnvironmentInfo]:
@@ -103,20 +96,22 @@ class Server:
             return
         if self._table.by_id:
             log.info(
-                "draining: %d sessions go on, for at most %g s (--drain)", len(self._table.by_id), self.config.drain
+                "draining: %s left, for at most %g s (--drain)",
+                counted(len(self._table.by_id), "session"),
+                self.config.drain,
             )
         try:
             async with asyncio.timeout(self.config.drain):
                 await self._table.until_empty()
         except TimeoutError:
-            log.warning("%d sessions went on after %g s (--drain)", len(self._table.by_id), self.config.drain)
+            log.warning("%s left after %g s (--drain)", counted(len(self._table.by_id), "session"), self.config.drain)
 
     async def _refuse(self) -> None:
         """Has new sessions go elsewhere: whoever asks about the server's health is told, and so are its clients."""
         if self._table.accepting:
             self._table.refuse()
             self._streams.tell_all(errors.ServerUnavailable(GOING_AWAY))
-        await self._health.enter_graceful_shutdown()
+        await self._listener.leaving()
 
     async def stop(self) -> None:
         """Stops: no new sessions, a grace time for running commands, then everything is closed."""
@@ -126,9 +121,10 @@ class Server:
         settled = await self._streams.settle(self.config.grace)
         self._streams.close_all(errors.SessionLost("the session is lost: the server was stopped"))
         await asyncio.sleep(0.05)  # for the notices to leave; streams end by themselves only when clients do
-        await self._grpc.stop(0.2)
+        await self._listener.stop(0.2)
         # What did not end within the grace time will not end by being asked again.
         await self._pool.stop(self.config.grace + 5.0 if settled else 1.0)
+        self._memory.close()
 
     def abort(self) -> None:
         """Ends the workers without any grace, for a process that ends now."""
@@ -168,28 +164,6 @@ class Server:
             self._table.end(session, error)
 
 
-def server_options(max_payload: int) -> list[tuple[str, int]]:
-    """The channel options of the server's side."""
-    message = max_payload + limits.ENVELOPE
-    return [
-        ("grpc.max_receive_message_length", message),
-        ("grpc.max_send_message_length", message),
-        # Beyond 1000 calls that come at once gRPC would drop some at random, health checks too; what is too much is
-        # refused here, with a reason.
-        ("grpc.server.max_pending_requests", 65_536),
-        ("grpc.server.max_pending_requests_hard_limit", 131_072),
-        # Two servers never share a port silently.
-        ("grpc.so_reuseport", 0),
-        # Clients may ping while a model thinks: by default gRPC takes that for abuse and sends GOAWAY.
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", 1000),
-        ("grpc.http2.max_ping_strikes", 0),
-        # Notices a peer that is gone without a word.
-        ("grpc.keepalive_time_ms", 60_000),
-        ("grpc.keepalive_timeout_ms", 20_000),
-    ]
-
-
 def run(
     config: ServerConfig, *, on_ready: Callable[[Server], None] | None = None, parent_fd: int | None = None
 ) -> None:
@@ -205,54 +179,4 @@ def run(
     Raises:
         ServerUnavailable: The server could not start.
     """
-    logging.basicConfig(
-        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
-    )
-    uvloop.run(_run(config, on_ready, parent_fd))
-
-
-async def _run(config: ServerConfig, on_ready: Callable[[Server], None] | None, parent_fd: int | None) -> None:
-    loop = asyncio.get_running_loop()
-    # Set by what stops the server in whatever way, and by what does not wait for sessions.
-    stop, at_once = asyncio.Event(), asyncio.Event()
-    server = Server(config)
-    came: set[int] = set()
-
-    def on_signal(number: int) -> None:
-        """The first signal stops with grace; the same one again at once."""
-        if number in came:
-            server.abort()
-            os._exit(128 + number)
-        came.add(number)
-        stop.set()
-        if number != signal.SIGTERM:
-            at_once.set()
-
-    def on_parents_end() -> None:
-        loop.remove_reader(cast(int, parent_fd))
-        stop.set()
-        at_once.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal, number)
-    if parent_fd is not None:
-        loop.add_reader(parent_fd, on_parents_end)
-    starting = loop.create_task(server.start())
-    stopping = loop.create_task(stop.wait())
-    await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
-    if not starting.done():
-        starting.cancel()
-        await asyncio.wait([starting])
-        return
-    starting.result()
-    log.debug("serving %d environments on %s", len(server.environments), server.address)
-    if on_ready is not None:
-        on_ready(server)
-    await stopping
-    if not at_once.is_set():
-        draining, hurry = loop.create_task(server.drain()), loop.create_task(at_once.wait())
-        await asyncio.wait([draining, hurry], return_when=asyncio.FIRST_COMPLETED)
-        for task in (draining, hurry):
-            task.cancel()
-    log.info("stopping")
-    await server.stop()
+    process.run(lambda: Server(config), config.log_level, on_ready=on_ready, parent_fd=parent_fd)

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from gymhost.server.config import ServerConfig
+from gymhost.server.settings import DoorSettings
 from gymhost.wire.errors import InvalidArgument
 
 __all__ = ["credentials"]
@@ -16,24 +16,24 @@ __all__ = ["credentials"]
 log = logging.getLogger("gymhost.server")
 
 
-def credentials(config: ServerConfig) -> grpc.ServerCredentials:
+def credentials(settings: DoorSettings) -> grpc.ServerCredentials:
     """The credentials of a server with these settings: each handshake is made with what the files have by then.
 
     Raises:
         InvalidArgument: A file can't be read, or the certificate and the key do not go together.
     """
-    files = _Files(config)
+    files = _Files(settings)
     return grpc.dynamic_ssl_server_credentials(  # pyright: ignore[reportUnknownMemberType]
-        files.initial, files.renewed, require_client_authentication=bool(config.tls_client_ca)
+        files.initial, files.renewed, require_client_authentication=bool(settings.tls_client_ca)
     )
 
 
 class _Files:
     """The files, and what they had when they were last in order."""
 
-    def __init__(self, config: ServerConfig) -> None:
-        self._cert, self._key = Path(config.tls_cert), Path(config.tls_key)
-        self._client_ca = Path(config.tls_client_ca) if config.tls_client_ca else None
+    def __init__(self, settings: DoorSettings) -> None:
+        self._cert, self._key = Path(settings.tls_cert), Path(settings.tls_key)
+        self._client_ca = Path(settings.tls_client_ca) if settings.tls_client_ca else None
         self._lock = threading.Lock()
         self._seen = self._look()
         try:

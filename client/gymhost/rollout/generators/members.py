@@ -30,6 +30,10 @@ class Member:
     """Whether its weights are of the pool's version; if not, it is not used."""
     draining: bool
     policy_version: int
+    why: str = ""
+    """Why it is not used; empty where it is."""
+    sampled_tokens: int = 0
+    """What it has sampled since it was added."""
 
 
 @dataclass(eq=False, slots=True)
@@ -43,6 +47,9 @@ class Seat:
     why: str = ""
     load: int = 0
     requests: int = 0
+    sampled: int = 0
+    heard: int = 0
+    """What it had sampled when it was last looked after."""
     missed: int = 0
     scopes: set[asyncio.Timeout] = field(default_factory=set[asyncio.Timeout])
     """Of what is to be given up if the member is left."""
@@ -64,8 +71,17 @@ class Seat:
     @property
     def member(self) -> Member:
         """How it does at present."""
-        version = self.generator.policy_version
-        return Member(self.name, self.load, self.requests, self.well, self.current, self.draining, version)
+        return Member(
+            self.name,
+            self.load,
+            self.requests,
+            self.well,
+            self.current,
+            self.draining,
+            self.generator.policy_version,
+            self.why,
+            self.sampled,
+        )
 
     @property
     def sync(self) -> Any:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gymhost.rollout.generators.base import (
@@ -32,8 +33,8 @@ class GeneratorPool(Updates):
 
     A rollout begins at the member with the fewest tokens in flight and stays there, where its prefix is cached, as long
     as that member is well and stays in the pool. One that refuses connections is left at once, one that misses two
-    health checks within seconds; its requests are sent to others, from their token ids. While the pool is idle nobody's
-    health is asked for: one that was left then comes back with the next request.
+    health checks and samples nothing meanwhile within seconds; its requests are sent to others, from their token ids. While the pool is idle nobody's
+    health is asked for: one that was left then comes back with the next request. A pool that is `watchful` asks always.
 
     An update changes all members as one act: all are paused before the first one loads, and resumed after the last, so
     that no rollout goes from new weights to old ones.
@@ -49,18 +50,23 @@ class GeneratorPool(Updates):
         probe_seconds: How often the health of members is asked for, and how long they may take to answer. Only members
             with requests in flight are asked, and those that were left.
         name: What tells the pool from other generators.
+        policy_version: The version of the weights; without one that of the first generator. Members must prove that
+            they have it before they are used: they may have been started anew since.
+        watchful: Whether the health of members is asked for while the pool is idle too.
 
     Raises:
-        ValueError: There is no generator, or two have the same name.
+        ValueError: Two generators have the same name, or there is none and no version either.
     """
 
     def __init__(
         self,
-        generators: Iterable[Generator],
+        generators: Iterable[Generator] = (),
         *,
         patience: float = 10.0,
         probe_seconds: float = 2.0,
         name: str = "pool",
+        policy_version: int | None = None,
+        watchful: bool = False,
     ) -> None:
         super().__init__()
         self.name = name
@@ -72,12 +78,13 @@ class GeneratorPool(Updates):
         self._news = asyncio.Event()
         self._busy = 0  # requests and updates; members are minded while there are any
         self._closed = False
+        self._watchful = watchful
         members = list(generators)
-        if not members:
-            raise ValueError("a pool needs a generator")
-        self._version = members[0].policy_version
+        if policy_version is None and not members:
+            raise ValueError("a pool needs a generator, or the policy_version of those that are to come")
+        self._version = members[0].policy_version if policy_version is None else policy_version
         for generator in members:
-            self.add(generator)
+            self.add(generator, known=policy_version is None)
 
     @property
     def policy_version(self) -> int:
@@ -91,23 +98,42 @@ class GeneratorPool(Updates):
             if seat.well:
                 seat.generator.policy_version = version  # pyright: ignore[reportAttributeAccessIssue]
             seat.current = seat.well
+        self._tell()
 
     def members(self) -> list[Member]:
         """How each member does at present."""
-        return [seat.member for seat in self._seats.values()]
+        return [replace(seat.member, why="" if seat.usable else self._why(seat)) for seat in self._seats.values()]
 
-    def add(self, generator: Generator) -> None:
+    def add(self, generator: Generator, *, known: bool = True) -> None:
         """Takes in a generator; it is used once its weights are of the pool's version.
+
+        Args:
+            generator: The generator.
+            known: Whether it is well, and has the weights that it says. If not, it is asked before it is used.
 
         Raises:
             ValueError: There is one of the same name.
         """
         if generator.name in self._seats:
             raise ValueError(f"there is a generator named {generator.name} in the pool already")
-        seat = Seat(generator, current=generator.policy_version == self._version)
+        current = known and generator.policy_version == self._version
+        seat = Seat(generator, well=known, current=current, why="" if known else "it has not answered yet")
         self._seats[generator.name] = seat
-        if self._busy:
+        if self._busy or self._watchful:
             self._mind(seat)
+        self._tell()
+
+    async def changed(self) -> None:
+        """Waits until members come or go, fail or recover, or one has nothing in flight any more."""
+        await self._news.wait()
+
+    def start_draining(self, name: str) -> None:
+        """Sends a member nothing more from now on; what is in flight there goes on.
+
+        Raises:
+            KeyError: There is no such member.
+        """
+        self._seats[name].draining = True
         self._tell()
 
     async def drain(self, name: str, *, patience: float = 300.0) -> None:
@@ -121,7 +147,7 @@ class GeneratorPool(Updates):
             KeyError: There is no such member.
         """
         seat = self._seats[name]
-        seat.draining = True
+        self.start_draining(name)
         try:
             async with asyncio.timeout(patience):
                 while seat.requests:
@@ -160,7 +186,9 @@ class GeneratorPool(Updates):
                 seat.requests += 1
                 try:
                     async with seat.given_up_with():
-                        return await seat.generator.generate(prompt_ids, sampling, request_id=request_id)
+                        generation = await seat.generator.generate(prompt_ids, sampling, request_id=request_id)
+                    seat.sampled += len(generation.token_ids)
+                    return generation
                 except GeneratorGone as error:
                     self._leave(seat, _reason(error))
                 except Left:
@@ -357,13 +385,16 @@ class GeneratorPool(Updates):
             if not (seat.well and seat.current):
                 await self._look_after(seat)
             await asyncio.sleep(self._probe_seconds)
-            if not self._busy or self._seats.get(seat.name) is not seat:
+            if not (self._busy or self._watchful) or self._closed or self._seats.get(seat.name) is not seat:
                 return
-            if seat.scopes and seat.well and seat.current:
+            if (seat.scopes or self._watchful) and seat.well and seat.current:
                 await self._look_after(seat)
 
     async def _look_after(self, seat: Seat) -> None:
-        if not await seat.answers(self._probe_seconds):
+        answers = await seat.answers(self._probe_seconds)
+        heard, seat.heard = seat.heard, seat.sampled
+        # One that samples is not dead, however late its answer: it, this process or both may have too much to do.
+        if not answers and not (seat.well and seat.sampled > heard):
             seat.missed += 1
             if seat.missed >= _PROBES_MISSED:
                 self._leave(seat, seat.why if not seat.well else f"it missed {seat.missed} health checks")

@@ -93,6 +93,10 @@ class DiskWeights:
         self._seconds = seconds
         self._latest: tuple[int, Path] | None = None
 
+    def keep(self, version: int, folder: str | Path) -> None:
+        """Says where the latest weights are, which servers that come back without them load, as `load` says it."""
+        self._latest = version, Path(folder)
+
     async def prepare(self, weights: Any, version: int) -> Path:
         """Writes the weights; those that are in a folder already stay where they are.
 

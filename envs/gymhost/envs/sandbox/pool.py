@@ -5,7 +5,7 @@ import contextlib
 import functools
 import random
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self, cast
@@ -37,6 +37,7 @@ class Times:
         making: Seconds that making it took, refused attempts included.
         attempts: How often the backend was asked.
         refusal: What it said last when it had no room.
+        share: Why it had to wait for memory, while it does.
         began: When all that began.
     """
 
@@ -44,6 +45,7 @@ class Times:
     making: float = 0.0
     attempts: int = 0
     refusal: str = ""
+    share: str = ""
     began: float = field(default_factory=time.monotonic)
 
 
@@ -138,11 +140,13 @@ class Pool:
     async def _create(self, spec: SandboxSpec, snapshot: Snapshot | None, times: Times, scope: Scope | None) -> Sandbox:
         # A snapshot that consists of files alone is put into a sandbox that is there.
         own = None if isinstance(snapshot, TarSnapshot) else snapshot
-        container = self._take_spare(spec) if own is None else None
-        if container is None:
-            container = await self._make(spec, own, times)
-        began = time.monotonic()
+        give_back = await _take_share(spec, times, scope)
+        container: Container | None = None
         try:
+            container = self._take_spare(spec) if own is None else None
+            if container is None:
+                container = await self._make(spec, own, times)
+            began = time.monotonic()
             sandbox = await Sandbox.begin(
                 container,
                 snapshot,
@@ -150,12 +154,15 @@ class Pool:
                 create=functools.partial(self.create, spec),
                 queued_seconds=times.queued,
                 created_seconds=times.making,
+                give_back=give_back,
             )
             sandbox.created_seconds += time.monotonic() - began
             if scope is not None:
                 scope.add(sandbox)
         except BaseException:
-            container.kill()
+            if container is not None:
+                container.kill()
+            give_back()
             raise
         return sandbox
 
@@ -194,6 +201,8 @@ class Pool:
     def _exhausted(self, times: Times) -> Exception:
         """The error for a sandbox that was not there in time."""
         told = f"a sandbox was not made in {time.monotonic() - times.began:.1f} s"
+        if times.share:
+            return CapacityExhausted(f"{told}: {times.share}")
         if times.attempts == 0:
             return CapacityExhausted(
                 f"{told}: all that time it waited for its turn, at most {self._slots.number} being made at once "
@@ -203,6 +212,17 @@ class Pool:
         if times.refusal:
             return CapacityExhausted(f"{told}; the last refusal: {times.refusal}")
         return SandboxUnavailable(f"{told}, {times.queued:.1f} s of which it waited for its turn")
+
+
+async def _take_share(spec: SandboxSpec, times: Times, scope: Scope | None) -> Callable[[], object]:
+    """Takes memory for a sandbox of what its owner may have; returns what gives it back."""
+    if scope is None or scope.share is None:
+        return lambda: None
+    began = time.monotonic()
+    give_back = await scope.share.take(spec.limits.memory, functools.partial(setattr, times, "share"))
+    times.share = ""
+    times.queued += time.monotonic() - began
+    return give_back
 
 
 class _Making:

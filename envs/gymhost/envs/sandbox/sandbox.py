@@ -3,12 +3,12 @@
 import asyncio
 import builtins
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
 from pathlib import PurePath
 from typing import Any, Protocol, Self
 
-from gymhost.envs.sandbox.backend import Container
+from gymhost.envs.sandbox.backend import Container, Stream
 from gymhost.envs.sandbox.commands import OUTPUT_LIMIT, TIMEOUT, Commands
 from gymhost.envs.sandbox.files import Files
 from gymhost.envs.sandbox.python_session import PythonSession
@@ -58,7 +58,14 @@ class Sandbox:
     """
 
     def __init__(
-        self, commands: Commands, *, backend: str, create: Create, queued_seconds: float, created_seconds: float
+        self,
+        commands: Commands,
+        *,
+        backend: str,
+        create: Create,
+        queued_seconds: float,
+        created_seconds: float,
+        give_back: Callable[[], object],
     ) -> None:
         self._commands = commands
         self._container = container = commands.container
@@ -70,7 +77,7 @@ class Sandbox:
         self.limits_in_force: Mapping[str, str] = container.limits_in_force
         self.queued_seconds = queued_seconds
         self.created_seconds = created_seconds
-        self._end = weakref.finalize(self, container.kill)
+        self._end = weakref.finalize(self, _end, container, give_back)
 
     @classmethod
     async def begin(
@@ -82,6 +89,7 @@ class Sandbox:
         create: Create,
         queued_seconds: float = 0.0,
         created_seconds: float = 0.0,
+        give_back: Callable[[], object] = lambda: None,
     ) -> Self:
         """Takes over a container that was just made; where this fails, it is the caller's to end.
 
@@ -92,6 +100,7 @@ class Sandbox:
             create: Makes others like it.
             queued_seconds: How long its making waited for its turn.
             created_seconds: How long its making took then.
+            give_back: Is called when it ends.
 
         Raises:
             CommandTimeout: It took too long to write what the snapshot has.
@@ -105,7 +114,12 @@ class Sandbox:
         if isinstance(snapshot, TarSnapshot):
             await snapshot.restore(commands.run)
         return cls(
-            commands, backend=backend, create=create, queued_seconds=queued_seconds, created_seconds=created_seconds
+            commands,
+            backend=backend,
+            create=create,
+            queued_seconds=queued_seconds,
+            created_seconds=created_seconds,
+            give_back=give_back,
         )
 
     def __repr__(self) -> str:
@@ -181,6 +195,27 @@ class Sandbox:
         session = PythonSession(self._commands, self, executable)
         await session.begin()
         return session
+
+    async def open(self, command: Sequence[str], *, env: Mapping[str, str] | None = None) -> Stream:
+        """Starts a program whose standard streams are the caller's, in the working folder.
+
+        It goes on until it ends by itself, or by `halt` or `destroy`; closing its streams ends its standard input.
+        Whoever holds them does not hold the sandbox.
+
+        Args:
+            command: The program and its arguments.
+            env: Environment variables that it has besides those of `spec`.
+
+        Raises:
+            InvalidArgument: The command is empty.
+            CapacityExhausted: There are too many processes or open files now.
+            SandboxLost: The sandbox is gone.
+            SandboxUnavailable: The program could not be started.
+        """
+        if not command:
+            raise InvalidArgument("a command must have a program")
+        self._commands.check()
+        return await self._container.open(list(command), {**self.spec.variables(), **(env or {})})
 
     async def read(self, path: str | PurePath, *, limit: int = 16 * MIB, timeout: float = TIMEOUT) -> bytes:
         """Reads a file.
@@ -422,8 +457,7 @@ class Sandbox:
     def kill(self) -> None:
         """Begins what `destroy` does, from any thread and without waiting."""
         self._commands.close()
-        self._container.kill()
-        self._end.detach()
+        self._end()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # Where what holds it is forked, the memo has the fork.
@@ -434,6 +468,11 @@ class Sandbox:
 
     async def __aexit__(self, *_: object) -> None:
         await self.destroy()
+
+
+def _end(container: Container, give_back: Callable[[], object]) -> None:
+    container.kill()
+    give_back()
 
 
 async def _undo(makings: "list[asyncio.Task[Sandbox]]") -> None:

@@ -65,6 +65,9 @@ class PipeStream(Stream):
                 # It closes them at its end: no descriptor may be closed while an event loop waits for it.
                 self._exchange.end_soon()
 
+    def __deepcopy__(self, memo: object) -> "PipeStream":
+        raise TypeError("the streams of a process can't be copied")
+
     def _close_pipes(self) -> None:
         for pipe in self._pipes:
             with contextlib.suppress(OSError):

@@ -124,3 +124,13 @@ register(
     disable_env_checker=True,
     description="Repair a behaviour of a small Python package that an issue tells of.",
 )
+register(
+    id="gymhost/MiniSweAgentRepoRepair-v0",
+    entry_point="gymhost.envs.shelf.mini_swe_agent:MiniSweAgentRepoRepair",
+    mode="async",
+    order_enforce=False,
+    disable_env_checker=True,
+    # Its own limit of a turn comes first.
+    step_timeout=1200.0,
+    description="RepoRepair, played by an unmodified mini-swe-agent in its sandbox. Needs the extra mini-swe-agent.",
+)

@@ -19,7 +19,6 @@ from gymhost.wire.errors import CommandTimeout, TooLarge
 
 __all__ = ["RepoRepair"]
 
-_SPEC = SandboxSpec(limits=Limits(memory=256 * 2**20, processes=64, disk=32 * 2**20))
 _RUNNER = resources.files("gymhost.envs.shelf").joinpath("repo_repair_runner.py").read_text(encoding="utf-8")
 # Seconds for all hidden tests, and bytes of what they tell.
 _TESTS, _ANSWERS = 60.0, 2**20
@@ -54,7 +53,8 @@ class RepoRepair(ToolEnv):
             "rewrites_in_background",
         )
     )
-    _sandbox: Sandbox | None = None
+    sandbox_spec = SandboxSpec(limits=Limits(memory=256 * 2**20, processes=64, disk=32 * 2**20))
+    sandbox: Sandbox | None = None
 
     @classmethod
     def tasks(cls) -> dict[str, Tasks]:
@@ -68,12 +68,12 @@ class RepoRepair(ToolEnv):
         """Makes the repository in a sandbox."""
         self._repair: Repair = repair(task["seed"])
         self._passed: float | None = None
-        self._sandbox = await create(_SPEC)
-        await self._sandbox.upload(self._repair.files)
+        self.sandbox = await create(self.sandbox_spec)
+        await self.sandbox.upload(self._repair.files)
 
     async def teardown(self) -> None:
         """Removes the sandbox."""
-        sandbox, self._sandbox = self._sandbox, None
+        sandbox, self.sandbox = self.sandbox, None
         if sandbox is not None:
             await sandbox.destroy()
 
@@ -92,11 +92,11 @@ class RepoRepair(ToolEnv):
             start: The first line.
             end: The last line; all to the end where there is none.
         """
-        assert self._sandbox is not None
+        assert self.sandbox is not None
         try:
-            lines = (await self._sandbox.read_text(path, limit=_FILE)).splitlines()
+            lines = (await self.sandbox.read_text(path, limit=_FILE)).splitlines()
         except IsADirectoryError:
-            found = await self._sandbox.list(path, depth=2)
+            found = await self.sandbox.list(path, depth=2)
             return "\n".join(f"{info.path}/" if info.kind == "directory" else info.path for info in found)
         except (OSError, TooLarge, CommandTimeout) as error:
             raise ToolError(str(error)) from None
@@ -112,18 +112,18 @@ class RepoRepair(ToolEnv):
             old: The text to replace, with all white space as it is.
             new: What is there then.
         """
-        assert self._sandbox is not None
+        assert self.sandbox is not None
         try:
             if not old:
-                if (await self._sandbox.run(["test", "-e", path])).ok:
+                if (await self.sandbox.run(["test", "-e", path])).ok:
                     raise ToolError(f"{path} is there: say what to replace")
                 text = new
             else:
-                text = (await self._sandbox.read(path, limit=_FILE)).decode()
+                text = (await self.sandbox.read(path, limit=_FILE)).decode()
                 if (count := text.count(old)) != 1:
                     raise ToolError(f"{path} has the old text {count} times, not once")
                 text = text.replace(old, new)
-            await self._sandbox.write(path, text)
+            await self.sandbox.write(path, text)
         except UnicodeDecodeError:
             raise ToolError(f"{path} is no text") from None
         except (OSError, TooLarge, CommandTimeout) as error:
@@ -138,8 +138,8 @@ class RepoRepair(ToolEnv):
             command: The command.
             timeout: Seconds after which it is stopped.
         """
-        assert self._sandbox is not None
-        result = await self._sandbox.run(command, timeout=timeout, output_limit=_SHOWN)
+        assert self.sandbox is not None
+        result = await self.sandbox.run(command, timeout=timeout, output_limit=_SHOWN)
         how = f"exit status {result.exit_status}" if result.limit is None else f"ended by its limit of {result.limit}"
         return "\n".join(part.rstrip("\n") for part in (result.stdout, result.stderr, f"[{how}]") if part)
 
@@ -161,10 +161,12 @@ class RepoRepair(ToolEnv):
 
     async def _share(self) -> float:
         if self._passed is None:
-            assert self._sandbox is not None
-            async with await Aftermath.of(self._sandbox) as left:
+            assert self.sandbox is not None
+            # Whatever the agent's own sandbox had besides is no part of the tests.
+            spec = type(self).sandbox_spec
+            async with await Aftermath.of(self.sandbox) as left:
                 mine, wanted = await asyncio.gather(
-                    left.look(self._answers, []), _fresh_answers(self._repair.repaired, self._answers)
+                    left.look(self._answers, [], spec=spec), _fresh_answers(spec, self._repair.repaired, self._answers)
                 )
             if len(wanted) != len(self._repair.checks):
                 raise RuntimeError(f"the package without a bug answered {wanted!r:.200}")
@@ -185,8 +187,10 @@ class RepoRepair(ToolEnv):
         return cast("list[str]", answers) if isinstance(answers, list) else []
 
 
-async def _fresh_answers(files: Mapping[str, str], ask: Callable[[Sandbox], Awaitable[list[str]]]) -> list[str]:
+async def _fresh_answers(
+    spec: SandboxSpec, files: Mapping[str, str], ask: Callable[[Sandbox], Awaitable[list[str]]]
+) -> list[str]:
     """Returns what the package answers that has no bug, in a sandbox of its own."""
-    async with await create(_SPEC) as sandbox:
+    async with await create(spec) as sandbox:
         await sandbox.upload(files)
         return await ask(sandbox)

@@ -7,6 +7,7 @@ import dataclasses
 
 from gymhost.server.config import ServerConfig
 from gymhost.wire import errors
+from gymhost.wire.words import counted
 
 # How far back the rate is looked at at which places come free, in seconds; and the least and the most that a caller is
 # told to stay away.
@@ -191,12 +192,13 @@ class Admission:
         quota = self._config.quota("queued", identity)
         if 0 < quota < self._queued_by[identity]:
             raise self._full(
-                f"{quota} creates of {identity!r} wait already, which is its quota (--quota-queued)", count
+                f"{counted(quota, 'create')} of {identity!r} in the queue already, which is its quota (--quota-queued)",
+                count,
             )
         if self.waiting > self._config.queue_length:
             raise self._full(
-                f"the server is full: {self.taken} of {self._config.capacity} sessions, and {self.waiting - 1} creates "
-                "wait already, which is the most (--capacity, --queue-length)",
+                f"the server is full: {self._fill}, and {counted(self.waiting - 1, 'create')} in the queue already, "
+                "which is the most (--capacity, --queue-length)",
                 count,
             )
 
@@ -204,15 +206,19 @@ class Admission:
         """What to say to who has waited in vain."""
         if self._above_quota(identity, count):
             return errors.CapacityExhausted(
-                f"{identity!r} has {self._taken_by[identity]} sessions of its quota of "
-                f"{self._config.quota('sessions', identity)}, and not enough of them ended within {limit:g} s "
+                f"{identity!r} has {counted(self._taken_by[identity], 'session')} of its quota of "
+                f"{self._config.quota('sessions', identity)}, and not enough ended within {limit:g} s "
                 "(--quota-sessions)"
             )
         return self._full(
-            f"the server is full: {self.taken} of {self._config.capacity} sessions, {self.waiting} creates "
-            f"waiting, no place within {limit:g} s (--capacity, --queue-timeout)",
+            f"the server is full: {self._fill}, {counted(self.waiting, 'create')} waiting, no place within {limit:g} s "
+            "(--capacity, --queue-timeout)",
             count,
         )
+
+    @property
+    def _fill(self) -> str:
+        return f"{self.taken} of {counted(self._config.capacity, 'session')}"
 
     def _full(self, message: str, count: int) -> errors.CapacityExhausted:
         seconds = self.retry_after(count)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from gymhost.server import link
 from gymhost.server.config import ServerConfig
@@ -15,6 +15,8 @@ from gymhost.wire import errors
 from gymhost.wire.folders import HeldFolder
 
 log = logging.getLogger("gymhost.server")
+
+T = TypeVar("T")
 
 # The most seconds between two tries to replace a worker that dies as it starts.
 MAX_BACKOFF = 30.0
@@ -46,7 +48,8 @@ class WorkerPool:
         self.workers: dict[int, Worker] = {}
         self.catalog: dict[str, pb.EnvironmentInfo] = {}
         self.problems: list[str] = []
-        self._ready = asyncio.Event()
+        # Set when a worker has started, or is no more.
+        self._changed = asyncio.Event()
 
     async def start(self, *, clears: bool = False) -> None:
         """Starts the shared workers.
@@ -99,7 +102,7 @@ class WorkerPool:
         elif self.quarantine.holds(environment_id):
             worker = await self._pick_apart(info)
         else:
-            worker = min(self.shared, key=_load, default=None) or await self._wait_for(lambda: self.shared)
+            worker = await self._wait_for(self._lightest, "the server has no worker: see its log for why they end")
         worker.sessions += places
         worker.placed += 1
         return worker
@@ -136,6 +139,7 @@ class WorkerPool:
     def forget(self, worker: Worker) -> None:
         """Drops a worker that has died and starts another in its place."""
         self.workers.pop(worker.number, None)
+        self._changed.set()
         self.replace(worker)
 
     def replace(self, worker: Worker) -> None:
@@ -155,27 +159,33 @@ class WorkerPool:
 
     async def _pick_apart(self, info: pb.EnvironmentInfo) -> Worker:
         """A worker for an environment in quarantine: a new one, or where there are too many, one that it has."""
-        apart = [worker for worker in self.workers.values() if worker.dedicated and not worker.isolates]
-        if len(apart) < APART * self._config.worker_count:
-            return await self._start_apart(info)
-        return await self._wait_for(
-            lambda: [
-                worker
-                for worker in self.workers.values()
-                if worker.environment_id == info.environment_id and worker.ready and not worker.closing
-            ]
-        )
+        most = APART * self._config.worker_count
 
-    async def _wait_for(self, some: Callable[[], list[Worker]]) -> Worker:
-        """The least laden of some workers, once there is one."""
+        def place() -> Worker | bool | None:
+            apart = [worker for worker in self.workers.values() if worker.dedicated and not worker.isolates]
+            if len(apart) < most:
+                return True
+            own = [w for w in apart if w.environment_id == info.environment_id and w.ready and not w.closing]
+            return min(own, key=_load, default=None)
+
+        found = await self._wait_for(
+            place, f"there are {most} workers for environments in quarantine, which is the most, and none became free"
+        )
+        return await self._start_apart(info) if found is True else cast(Worker, found)
+
+    async def _wait_for(self, look: Callable[[], T | None], why: str) -> T:
+        """What `look` finds, once it finds something: it looks again when a worker has started, or ended."""
         try:
             async with asyncio.timeout(START_LIMIT):
-                while (worker := min(some(), key=_load, default=None)) is None:
-                    self._ready.clear()
-                    await self._ready.wait()
-                return worker
+                while (found := look()) is None:
+                    self._changed.clear()
+                    await self._changed.wait()
+                return found
         except TimeoutError:
-            raise errors.ServerUnavailable("the server has no worker: see its log for why they end") from None
+            raise errors.ServerUnavailable(why) from None
+
+    def _lightest(self) -> Worker | None:
+        return min(self.shared, key=_load, default=None)
 
     def _new(self, *, dedicated: bool) -> Worker:
         worker = Worker(self._numbers, self._config, self._events, self.folder, dedicated=dedicated)
@@ -202,7 +212,7 @@ class WorkerPool:
                 worker.kill("its start was broken off")
             raise
         finally:
-            self._ready.set()
+            self._changed.set()
 
     async def _start_again(self) -> None:
         backoff = 0.0

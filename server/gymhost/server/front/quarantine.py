@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from gymhost.server.config import ServerConfig
 from gymhost.wire import errors
+from gymhost.wire.words import counted
 
 __all__ = ["Quarantine"]
 
@@ -129,11 +130,12 @@ class Quarantine:
             number, _ = self._in_a_row[environment_id]
             until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=left)
             return (
-                f"{environment_id} is in quarantine: {number} workers of its own ended under it, one after the other "
-                f"{of}; new sessions of it are refused until {until:%H:%M:%S} UTC, for {left:.0f} s {settings}"
+                f"{environment_id} is in quarantine: {counted(number, 'worker')} of its own ended under it, one after "
+                f"the other {of}; new sessions of it are refused until {until:%H:%M:%S} UTC, for {left:.0f} s "
+                f"{settings}"
             )
         number = self._count(environment_id)
         return (
-            f"{environment_id} is in quarantine: {number:g} workers ended under it within {self._window:g} s {of}; new "
-            f"sessions of it get workers of their own {settings}"
+            f"{environment_id} is in quarantine: {number:g} worker{'' if number == 1 else 's'} ended under it within "
+            f"{self._window:g} s {of}; new sessions of it get workers of their own {settings}"
         )

@@ -10,6 +10,7 @@ from gymhost.server.front.pool import WorkerPool
 from gymhost.server.front.processes import memory_by_group
 from gymhost.server.front.workers import Worker
 from gymhost.wire import errors
+from gymhost.wire.words import counted
 
 __all__ = ["HARD", "Rotation"]
 
@@ -86,7 +87,7 @@ class Rotation:
             if config.worker_max_age and age > config.worker_max_age:
                 return worker, f"it was older than {config.worker_max_age:g} s (--worker-max-age)"
             if config.worker_max_sessions and worker.placed >= config.worker_max_sessions:
-                return worker, f"it had had {worker.placed} sessions (--worker-max-sessions)"
+                return worker, f"it had had {counted(worker.placed, 'session')} (--worker-max-sessions)"
             # One that has had no session is no smaller when it is new.
             if config.worker_max_memory and memory > config.worker_max_memory and worker.placed:
                 limit = mib(config.worker_max_memory)

@@ -2,30 +2,26 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
 from typing import Any, cast
 
-import grpc.aio
+import grpc
 
 from gymhost.server import link
+from gymhost.server.calls import Context, Guard, admitted, handlers_of
 from gymhost.server.front.congestion import until_admitted
-from gymhost.server.front.identity import Caller, Identities, Role
 from gymhost.server.front.pool import WorkerPool
 from gymhost.server.front.sessions import Session, SessionTable, unknown_environment
-from gymhost.server.front.stream import Streams, as_error
+from gymhost.server.front.stream import Streams
+from gymhost.server.front.usage import Usage
+from gymhost.server.identity import Caller, Identities, Role
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.v1 import environments_pb2_grpc as rpc
-from gymhost.wire import errors, fields
+from gymhost.wire import errors
 
 # Seconds to make an environment for its description.
 DESCRIBE_LIMIT = 300.0
-# The most unary calls at once, of all clients together.
-MAX_CALLS = 8192
 
 SERVICE = pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
-
-Context = grpc.aio.ServicerContext[Any, Any]
-_STATUS = {code.value[0]: code for code in grpc.StatusCode}  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
 class UnaryCall:
@@ -68,16 +64,10 @@ class Service(rpc.EnvironmentServiceServicer):
         self._pool = pool
         self._streams = streams
         self._queue_timeout = queue_timeout
+        self._usage = Usage()
 
-    @contextlib.asynccontextmanager
-    async def _caller(self, context: Context, rpc: str) -> AsyncGenerator[Caller, None]:
-        """Yields who calls an RPC, if that one may; an exception within ends the call with its status."""
-        try:
-            yield self._identities.admit(context, rpc)
-        except (asyncio.CancelledError, grpc.aio.AbortError):
-            raise
-        except Exception as raised:  # noqa: BLE001 - whatever it was, the caller is told in gymhost's way
-            await _abort(context, as_error(raised))
+    def _caller(self, context: Context, rpc: str) -> contextlib.AbstractAsyncContextManager[Caller]:
+        return admitted(self._identities, context, rpc)
 
     async def Interact(  # noqa: N802 # pyright: ignore[reportIncompatibleMethodOverride] - it writes instead of yielding
         self, request_iterator: Any, context: Context
@@ -105,21 +95,21 @@ class Service(rpc.EnvironmentServiceServicer):
         self, request: pb.GetEnvironmentRequest, context: Context
     ) -> pb.GetEnvironmentResponse:
         """Describes an environment by an instance that a worker makes."""
-        async with self._caller(context, "GetEnvironment"):
-            return pb.GetEnvironmentResponse.FromString(await self._ask(link.DESCRIBE, request))
+        async with self._caller(context, "GetEnvironment") as caller:
+            return pb.GetEnvironmentResponse.FromString(await self._ask(caller, link.DESCRIBE, request))
         raise AssertionError("unreachable")
 
     async def ListTasks(  # noqa: N802
         self, request: pb.ListTasksRequest, context: Context
     ) -> pb.ListTasksResponse:
         """Lists tasks of an environment by an instance that a worker makes."""
-        async with self._caller(context, "ListTasks"):
+        async with self._caller(context, "ListTasks") as caller:
             if not request.limit:
                 raise errors.InvalidArgument("limit is how many tasks at most, and must not be 0")
-            return pb.ListTasksResponse.FromString(await self._ask(link.TASKS, request))
+            return pb.ListTasksResponse.FromString(await self._ask(caller, link.TASKS, request))
         raise AssertionError("unreachable")
 
-    async def _ask(self, kind: int, request: pb.GetEnvironmentRequest | pb.ListTasksRequest) -> bytes:
+    async def _ask(self, caller: Caller, kind: int, request: pb.GetEnvironmentRequest | pb.ListTasksRequest) -> bytes:
         """Asks a worker what only an instance of an environment knows."""
         info = self._pool.catalog.get(request.environment_id)
         if info is None:
@@ -127,6 +117,7 @@ class Service(rpc.EnvironmentServiceServicer):
         worker = await self._pool.pick(info, lasts=False)
         lane = worker.new_lane()
         worker.pending[lane] = request.environment_id
+        self._table.making[lane] = caller.identity
         try:
             async with asyncio.timeout(DESCRIBE_LIMIT):
                 return await worker.request(kind, lane, request.SerializeToString())
@@ -137,7 +128,7 @@ class Service(rpc.EnvironmentServiceServicer):
                 f"making {request.environment_id} took more than {DESCRIBE_LIMIT:g} s", limit="reset"
             ) from None
         finally:
-            del worker.pending[lane]
+            del worker.pending[lane], self._table.making[lane]
             self._pool.release(worker)
 
     # -- sessions ------------------------------------------------------------------------------------------------------
@@ -168,9 +159,14 @@ class Service(rpc.EnvironmentServiceServicer):
         async with self._caller(context, "ListSessions") as caller:
             if request.everyone:
                 caller.check(Role.ADMIN, "the list of everybody's sessions")
-                return pb.ListSessionsResponse(sessions=self._table.infos_of_all())
-            sessions = [self._table.info(session) for session in self._table.of(caller.identity)]
-            return pb.ListSessionsResponse(sessions=sessions)
+            sessions = list(self._table.by_id.values()) if request.everyone else self._table.of(caller.identity)
+            infos = [self._table.info(session) for session in sessions]
+            if request.everyone:
+                for session, info in zip(sessions, infos, strict=True):
+                    info.identity = session.identity
+            if request.memory:
+                await self._usage.add(zip(sessions, infos, strict=True))
+            return pb.ListSessionsResponse(sessions=infos)
         raise AssertionError("unreachable")
 
     async def CloseSession(  # noqa: N802
@@ -190,6 +186,8 @@ class Service(rpc.EnvironmentServiceServicer):
                 info.MergeFromString(await session.worker.request(link.INFO, session.lane, b""))
         except (TimeoutError, errors.Error):
             pass  # a worker that is busy with an inline step answers later; what is known is told
+        else:
+            await self._usage.add([(session, info)])
         return info
 
     # -- unary twins ---------------------------------------------------------------------------------------------------
@@ -263,65 +261,12 @@ class Service(rpc.EnvironmentServiceServicer):
         raise AssertionError("unreachable")
 
 
-async def _abort(context: Context, error: errors.Error) -> None:
-    """Ends a call with what went wrong."""
-    code, message = errors.to_wire(error)
-    # Metadata has a limit of its own, and the traceback is the long part.
-    message.traceback = message.traceback[-3000:]
-    message.message = message.message[:1000]
-    message.exception = message.exception[:200]
-    trailing = ((errors.CODE_KEY, str(code)), (errors.ERROR_KEY, message.SerializeToString()))
-    await context.abort(_STATUS[error.status], error.message[:1000], trailing)
-
-
-class _Guard:
-    """Lets no more unary calls in than there may be, and no requests that are malformed or have too much in a field."""
-
-    def __init__(self) -> None:
-        self._calls = 0
-
-    def around(self, handler: Any) -> Any:
-        """A handler of a unary call, guarded."""
-        read, serve = handler.request_deserializer, handler.unary_unary
-
-        async def guarded(data: bytes, context: Context) -> Any:
-            if self._calls >= MAX_CALLS:
-                await _abort(
-                    context,
-                    errors.CapacityExhausted(
-                        f"{self._calls} calls are running, which is the most; retry after about 1 s", retry_after=1.0
-                    ),
-                )
-            self._calls += 1
-            try:
-                try:
-                    request = read(data)
-                    fields.check(request)
-                except Exception as error:  # noqa: BLE001 - what the bytes are is up to the caller
-                    await _abort(context, as_error(error))
-                    return None
-                return await serve(request, context)
-            finally:
-                self._calls -= 1
-
-        return cast(Any, grpc).unary_unary_rpc_method_handler(guarded, response_serializer=handler.response_serializer)
-
-
 def handlers(service: Service) -> grpc.GenericRpcHandler:
     """How the service is served: frames of replies leave as the bytes that they are."""
-    collected: dict[str, Any] = {}
-
-    class Collector:
-        def add_generic_rpc_handlers(self, handlers: Any) -> None:
-            """The generated code offers its handlers here too."""
-
-        def add_registered_method_handlers(self, name: str, methods: dict[str, Any]) -> None:
-            collected.update(methods)
-
-    rpc.add_EnvironmentServiceServicer_to_server(service, Collector())  # pyright: ignore[reportArgumentType]
-    guard = _Guard()
-    collected = {name: guard.around(handler) for name, handler in collected.items() if name != "Interact"}
-    collected["Interact"] = grpc.stream_stream_rpc_method_handler(
+    guard = Guard()
+    collected = handlers_of(rpc.add_EnvironmentServiceServicer_to_server, service)
+    guarded = {name: guard.around(handler) for name, handler in collected.items() if name != "Interact"}
+    guarded["Interact"] = grpc.stream_stream_rpc_method_handler(
         service.Interact, request_deserializer=pb.InteractRequest.FromString
     )
-    return grpc.method_handlers_generic_handler(SERVICE, collected)
+    return grpc.method_handlers_generic_handler(SERVICE, guarded)

@@ -15,6 +15,7 @@ from gymhost.server.front.pool import WorkerPool
 from gymhost.server.front.workers import Sink, Worker
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors
+from gymhost.wire.words import counted
 
 if TYPE_CHECKING:
     from gymhost.server.front.forks import Fork
@@ -101,6 +102,8 @@ class SessionTable:
         self._pool = pool
         self.by_id: dict[str, Session] = {}
         self._by_lane: dict[int, Session] = {}
+        # Whose the lanes are on which an environment is made, or looked at, that is no session, or not yet.
+        self.making: dict[int, str] = {}
         self.admission = Admission(config)
         # Those that ended not long ago, by id and by lane.
         self._ended: Memory[str, Ended] = Memory()
@@ -216,6 +219,7 @@ class SessionTable:
         request.idempotency_key = token  # of no more use here; the worker takes it for the session's token
         patience = info.reset_timeout_ms / 1000 + WORKER_GRACE if info.reset_timeout_ms else None
         worker.pending[lane] = info.environment_id
+        self.making[lane] = identity
         try:
             async with asyncio.timeout(patience):
                 made = await worker.request(link.CREATE, lane, request.SerializeToString())
@@ -229,7 +233,7 @@ class SessionTable:
                 f"making {info.environment_id} took more than {patience:g} s", limit="reset"
             ) from None
         finally:
-            del worker.pending[lane]
+            del worker.pending[lane], self.making[lane]
         now = asyncio.get_running_loop().time()
         session = Session(
             id=f"{worker.number:x}-{secrets.token_hex(16)}",
@@ -306,6 +310,11 @@ class SessionTable:
         """The session of a lane."""
         return self._by_lane.get(lane)
 
+    def owner_of(self, lane: int) -> str | None:
+        """Whose a lane is; None where nothing is on it any more."""
+        session = self._by_lane.get(lane)
+        return session.identity if session is not None else self.making.get(lane)
+
     def end_of(self, lane: int, identity: str) -> errors.Error | None:
         """How the session of a lane ended, if it was this caller's and not long ago."""
         ended = self._ended_lanes.get(lane)
@@ -314,15 +323,6 @@ class SessionTable:
     def of(self, identity: str) -> list[Session]:
         """All sessions of an identity."""
         return [session for session in self.by_id.values() if session.identity == identity]
-
-    def infos_of_all(self) -> list[pb.SessionInfo]:
-        """Describes everybody's sessions, with whose they are."""
-        infos: list[pb.SessionInfo] = []
-        for session in self.by_id.values():
-            info = self.info(session)
-            info.identity = session.identity
-            infos.append(info)
-        return infos
 
     # -- drive ---------------------------------------------------------------------------------------------------------
 
@@ -410,7 +410,7 @@ class SessionTable:
         """Ends the sessions of a worker that has died."""
         lost = [session for session in self.by_id.values() if session.worker is worker]
         if lost and self.accepting:
-            log.warning("%d sessions are lost with worker %d", len(lost), worker.number)
+            log.warning("%s lost with worker %d", counted(len(lost), "session"), worker.number)
         why = errors.SessionLost(f"the session is lost: worker {worker.number} is gone: {worker.reason}")
         for session in lost:
             self.end(session, why)

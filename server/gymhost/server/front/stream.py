@@ -14,16 +14,18 @@ from typing import Any
 import grpc.aio
 
 from gymhost.server import link
+from gymhost.server.calls import as_error
 from gymhost.server.config import ServerConfig
 from gymhost.server.front.backlog import Backlog
 from gymhost.server.front.congestion import until_admitted
 from gymhost.server.front.forks import Fork, Forks
-from gymhost.server.front.identity import Caller, Identities
 from gymhost.server.front.outgoing import Context, Outgoing
 from gymhost.server.front.sessions import GOING_AWAY, Session, SessionTable
 from gymhost.server.front.workers import Worker
+from gymhost.server.identity import Caller, Identities
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors, fields, limits
+from gymhost.wire.words import counted
 
 log = logging.getLogger("gymhost.server")
 
@@ -182,8 +184,8 @@ class Streams:
             return
         if 0 < quota <= self._of[identity]:
             raise errors.CapacityExhausted(
-                f"{identity!r} has {self._of[identity]} streams, which is its quota (--quota-streams); retry after "
-                f"about {RETRY_SECONDS:g} s",
+                f"{identity!r} has {counted(self._of[identity], 'stream')}, which is its quota (--quota-streams); "
+                f"retry after about {RETRY_SECONDS:g} s",
                 retry_after=RETRY_SECONDS,
             )
         self._of[identity] += 1
@@ -438,13 +440,3 @@ def _too_many(stream: Stream) -> errors.CapacityExhausted:
         f"{stream.asked} commands to the server are not answered yet, which is the most of one stream",
         retry_after=RETRY_SECONDS,
     )
-
-
-def as_error(error: Exception) -> errors.Error:
-    """What an exception in the front is told as; a fault of the front's own goes to the log."""
-    if isinstance(error, errors.Error):
-        return error
-    if type(error).__name__ == "DecodeError":
-        return errors.DecodeError(f"the payload is no message of its kind: {error}")
-    log.exception("a fault of the server", exc_info=error)
-    return errors.ServerFault(f"{type(error).__name__}: {error}")

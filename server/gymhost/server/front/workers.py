@@ -31,6 +31,8 @@ MAX_LINE = 1000
 
 # Seconds that a worker gets to import its modules.
 START_LIMIT = 120.0
+# Seconds for it to end when it was killed: the kernel may be busy with it, as with a disk that does not answer.
+KILL_LIMIT = 10.0
 
 
 class Channel(Protocol):
@@ -201,6 +203,7 @@ class Worker(asyncio.Protocol):
             alive_fd=alive_fd,
             board_fd=self._board.descriptor,
             direct_path=str(self._folder / str(self.number)),
+            memory_path=str(self._folder / link.MEMORY_SOCKET) if self._config.bounds_sandbox_memory else "",
             modules=self._config.modules,
             paths=self._config.paths,
             attributes=tuple(self._config.attributes.items()),
@@ -235,7 +238,10 @@ class Worker(asyncio.Protocol):
             await asyncio.wait_for(self._process.wait(), limit)
         except TimeoutError:
             self.kill("it did not end when it was asked to")
-            await self._process.wait()
+            try:
+                await asyncio.wait_for(self._process.wait(), KILL_LIMIT)
+            except TimeoutError:
+                log.error("worker %d, process %d, does not end though it was killed", self.number, self.pid)
 
     def retire(self, reason: str) -> None:
         """Gives it no new sessions: it is to be stopped when its last one has left."""

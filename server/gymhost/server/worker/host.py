@@ -4,11 +4,12 @@ import asyncio
 import collections
 import functools
 import gc
+import json
 import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gymhost.envs import registration, sandboxing, wrapping
@@ -19,6 +20,7 @@ from gymhost.server.worker.fork import give_back
 from gymhost.server.worker.links import DirectLink, FrontLink
 from gymhost.server.worker.outlet import Outlet
 from gymhost.server.worker.session import AsyncSession, Done, InlineSession, Session
+from gymhost.server.worker.share import MemoryShare
 from gymhost.server.worker.thread_session import ThreadSession
 from gymhost.server.worker.watchdog import Watchdog
 from gymhost.v1 import environments_pb2 as pb
@@ -62,9 +64,9 @@ class Turn:
 class _Described:
     """Whose code runs while an environment is described."""
 
-    def __init__(self, environment_id: str) -> None:
+    def __init__(self, environment_id: str, share: MemoryShare | None) -> None:
         self._environment_id = environment_id
-        self.sandboxes = sandboxing.Scope()
+        self.sandboxes = sandboxing.Scope(share)
 
     def __str__(self) -> str:
         return self._environment_id
@@ -167,6 +169,10 @@ class Host:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def share_of(self, lane: int) -> MemoryShare | None:
+        """What the sandboxes of a lane may have of memory; None for any amount."""
+        return MemoryShare(self.config.memory_path, lane) if self.config.memory_path else None
+
     def too_large(self, reply: bytes) -> errors.TooLarge:
         """The error for a reply that is above the limit."""
         return errors.TooLarge(
@@ -209,6 +215,9 @@ class Host:
             elif session is None and (kind < link.CREATE or kind == link.REPLY):
                 # A lane that ended while the command was on its way; the front has told its client, or will.
                 outlet.send_error(command.lane, number, errors.SessionLost("the session has ended"))
+            elif kind == link.MEMORY:
+                lanes = [int(lane) for lane in json.loads(command.payload)]
+                self.keep(self.loop.create_task(self._tell_memory(number, lanes)))
             elif kind == link.FORGET_CHANNEL:
                 self._front.forget(number)
             elif session is None:
@@ -265,7 +274,8 @@ class Host:
         session.start(request, made)
 
     async def _describe(self, command: pb.Command, look: Callable[[Any], Any], request: Any) -> None:
-        owner, number, place = _Described(request.environment_id), command.sequence, self.board.place(command.lane)
+        owner, number = _Described(request.environment_id, self.share_of(command.lane)), command.sequence
+        place = self.board.place(command.lane)
         output.current_session.set(owner)
         self.board.bytes[place] = RUNNING
         try:
@@ -275,6 +285,11 @@ class Host:
         finally:
             self.board.bytes[place] = IDLE
             owner.sandboxes.close()
+
+    async def _tell_memory(self, number: int, lanes: Sequence[int]) -> None:
+        scopes = {lane: session.sandboxes for lane in lanes if (session := self.sessions.get(lane)) is not None}
+        used = await sandboxing.memory(scopes, link.MEMORY_LIMIT)
+        self._front.outlet(0).send(0, number, 0, json.dumps(used).encode())
 
     def _close(self, lane: int, number: int) -> None:
         session = self.sessions.get(lane)

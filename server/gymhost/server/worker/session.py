@@ -66,7 +66,7 @@ class Session(abc.ABC):
         self.calls = VECTOR_CALLS if request.num_envs else CALLS
         self.terms = Terms(request, hosting, host.config)
         # What its code makes, and leaves behind when it ends in whatever way.
-        self.sandboxes = Scope()
+        self.sandboxes = Scope(host.share_of(lane))
         self.idle_limit = request.idle_timeout_ms / 1000
         # The front puts it there: what opens the session to a client on the same host, and the socket that did.
         self.token = request.idempotency_key.hex()

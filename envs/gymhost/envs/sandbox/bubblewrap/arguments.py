@@ -84,10 +84,13 @@ def options(spec: SandboxSpec, etc: str) -> list[str]:
     words += ["--proc", "/proc", "--dev", "/dev", "--dev-bind", f"{BOX}/pts", "/dev/pts"]
     words += ["--bind", f"{BOX}/shm", "/dev/shm", "--remount-ro", "/dev"]
     words += ["--bind", f"{BOX}/tmp", "/tmp", "--bind", f"{BOX}/work", spec.workdir]
-    for number, path in enumerate(spec.scratch):
-        words += ["--bind", f"{BOX}/more/{number}", path]
+    binds = [(path, ["--bind", f"{BOX}/more/{number}", path]) for number, path in enumerate(spec.scratch)]
     for number, mount in enumerate(spec.mounts):
-        words += ["--bind" if mount.writable else "--ro-bind", f"{BOX}/mounts/{number}", mount.path]
+        how = "--bind" if mount.writable else "--ro-bind"
+        binds.append((mount.path, [how, f"{BOX}/mounts/{number}", mount.path]))
+    # What lies in another one comes after it.
+    for _, bind in sorted(binds, key=lambda bound: bound[0].count("/")):
+        words += bind
     if spec.image is None:
         words += ["--remount-ro", "/"]
     return [*words, "--chdir", spec.workdir, "--seccomp", str(SECCOMP), "--info-fd", str(INFO)]

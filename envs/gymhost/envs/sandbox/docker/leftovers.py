@@ -1,14 +1,16 @@
 """Whose a container is, and the removal of those whose owner is dead."""
 
+import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from gymhost.envs.sandbox.docker.engine import Engine
 
-__all__ = ["IMAGE_LABEL", "labels", "sweep"]
+__all__ = ["IMAGE_LABEL", "abandoned", "labels", "query", "sweep"]
 
 _log = logging.getLogger(__name__)
 
@@ -33,14 +35,26 @@ def sweep(engine: Engine) -> None:
 
     Those of owners that can't be seen from here, such as on other machines, are left alone.
     """
-    found: list[Mapping[str, Any]] = engine.api().containers(all=True, filters={"label": f"{_HOST}={_host()}"})
-    dead = [container["Id"] for container in found if not _alive(container["Labels"])]
-    for name in dead:
+    for name in abandoned(engine.api().containers(all=True, filters={"label": _of_this_machine()})):
         try:
             engine.remove(name)
             _log.warning("removed container %s: its owner is dead", name[:12])
         except engine.errors.APIError as error:
             _log.warning("could not remove container %s, whose owner is dead: %s", name[:12], error)
+
+
+def query() -> str:
+    """Returns what asks an engine's list of containers for those of owners on this machine."""
+    return urlencode({"all": 1, "filters": json.dumps({"label": [_of_this_machine()]})})
+
+
+def abandoned(containers: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Returns the ids of those containers of owners on this machine whose owner is dead."""
+    return [container["Id"] for container in containers if not _alive(container["Labels"])]
+
+
+def _of_this_machine() -> str:
+    return f"{_HOST}={_host()}"
 
 
 def _host() -> str:

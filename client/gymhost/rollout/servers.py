@@ -17,6 +17,7 @@ __all__ = ["Servers"]
 
 logger = logging.getLogger(__name__)
 
+_CONNECT_SECONDS = 10.0
 _RECONNECT_SECONDS = 10.0
 """Less than with one server: there are others to go to."""
 
@@ -52,6 +53,11 @@ class Servers:
     def sessions(self) -> dict[str, int]:
         """How many sessions are open on each server."""
         return {server.address: server.sessions for server in self._servers}
+
+    @property
+    def reachable(self) -> dict[str, bool]:
+        """Whether each server could be reached when it was last needed."""
+        return {server.address: not server.left for server in self._servers}
 
     @asynccontextmanager
     async def session(
@@ -91,6 +97,26 @@ class Servers:
 
         return await self._first(ask)
 
+    async def forward(self, method: str, request: bytes, *, timeout: float) -> bytes:
+        """Makes a unary call of EnvironmentService with the first server that answers; bytes go as they are.
+
+        Args:
+            method: The RPC's name, such as "ListEnvironments".
+            request: The request, serialized.
+            timeout: Seconds that a server may take to answer.
+
+        Raises:
+            ServerUnavailable: No server could be reached.
+            Error: The server that was asked refused.
+        """
+
+        async def ask(server: _Server) -> bytes:
+            await server.connect()
+            connection = server.remote.connection
+            return await connection.thread.acall(connection.forward(method, request, timeout))
+
+        return await self._first(ask)
+
     def close(self) -> None:
         """Closes the connections."""
         for server in self._servers:
@@ -124,16 +150,22 @@ class _Server:
 
     def __init__(self, address: str, token: str | None, tls: TlsLike, pause: float) -> None:
         self.address = address
-        self.remote = connect(address, token=token, tls=tls, reconnect_timeout=_RECONNECT_SECONDS)
+        self.remote = connect(
+            address,
+            token=token,
+            tls=tls,
+            connect_timeout=_CONNECT_SECONDS,
+            reconnect_timeout=_RECONNECT_SECONDS,
+        )
         self.sessions = 0
         self.left_until = 0.0
-        self._left = False
+        self.left = False
         self._pause = pause
         self._connected = False
         self._connecting = threading.Lock()
 
     def usable(self) -> bool:
-        return not self.remote.draining and (not self._left or time.monotonic() >= self.left_until)
+        return not self.remote.draining and (not self.left or time.monotonic() >= self.left_until)
 
     @contextmanager
     def counted(self) -> Generator[None]:
@@ -145,7 +177,7 @@ class _Server:
 
     def tried(self) -> None:
         """Sees to it that nobody else tries a server that was left while one does."""
-        if self._left:
+        if self.left:
             self.left_until = time.monotonic() + self._pause
 
     @contextmanager
@@ -155,12 +187,12 @@ class _Server:
             yield
         except errors.ServerUnavailable as error:
             self.left_until = time.monotonic() + self._pause
-            if not self._left:
-                self._left = True
+            if not self.left:
+                self.left = True
                 logger.warning("%s is left for %g s at least: %s", self.address, self._pause, error.message)
             raise
-        if self._left:
-            self._left = False
+        if self.left:
+            self.left = False
             logger.warning("%s is used again", self.address)
 
     async def connect(self) -> None:

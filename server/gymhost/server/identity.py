@@ -4,15 +4,15 @@ import hmac
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from gymhost.server.config import ServerConfig
+from gymhost.server.settings import DoorSettings
 from gymhost.server.tokens import Owner, Role, hash_of, parse_owner
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire.errors import PermissionDenied, Unauthenticated
 
 # Everybody, on a server without tokens.
-ANYBODY = Owner("anybody")
+ANYBODY = "anybody"
 
-# The role that each RPC wants at least.
+# The role that each RPC wants at least, of whichever service.
 RPC_ROLES = {
     "ListEnvironments": Role.READ_ONLY,
     "GetEnvironment": Role.READ_ONLY,
@@ -29,17 +29,49 @@ RPC_ROLES = {
     "Render": Role.USER,
     "Evaluate": Role.USER,
     "Fork": Role.USER,
+    # What belongs to others takes an admin besides.
+    "GetJob": Role.READ_ONLY,
+    "ListJobs": Role.READ_ONLY,
+    "ListRollouts": Role.READ_ONLY,
+    "ListGenerators": Role.READ_ONLY,
+    "GetStatus": Role.READ_ONLY,
+    "SubmitJob": Role.USER,
+    "ExtendJob": Role.USER,
+    "CancelRollouts": Role.USER,
+    "PauseJob": Role.USER,
+    "ResumeJob": Role.USER,
+    "StreamResults": Role.USER,
+    "FetchResults": Role.USER,
+    "AcknowledgeResults": Role.USER,
+    "AddGenerator": Role.ADMIN,
+    "DrainGenerator": Role.ADMIN,
+    "RemoveGenerator": Role.ADMIN,
+    "AnnouncePolicy": Role.ADMIN,
 }
 # Of the commands on a stream all but these want the role `user`. Those that go on to a worker are not even looked at:
 # to have a lane, a stream must have created a session or attached one.
 READ_ONLY_COMMANDS = (pb.COMMAND_KIND_HELLO, pb.COMMAND_KIND_HEARTBEAT)
 
 
+class SideDoor(NamedTuple):
+    """A way in for a process of the server's own, whatever others must show: a Unix socket, and a token.
+
+    Attributes:
+        address: `unix:PATH`, in a folder that is its user's alone.
+        token_hash: The hash of the token.
+        name: The identity of whoever shows it.
+    """
+
+    address: str
+    token_hash: str
+    name: str
+
+
 class Caller(NamedTuple):
     """Who makes a call.
 
     Attributes:
-        identity: The name that sessions belong to.
+        identity: The name that sessions and jobs belong to.
         role: What it may do.
         credential: The hash of its token; empty without one.
     """
@@ -79,14 +111,24 @@ class Identities:
     where that is empty its first alternative name. One that knows tokens wants one whatever the certificate is.
 
     Args:
-        config: The server's settings.
+        settings: The server's settings.
         owners: Whom the tokens of the token file stand for.
+        untold: The role of those who show no token, on a server that wants none.
+        side: A way in for a process of the server's own.
     """
 
-    def __init__(self, config: ServerConfig, owners: Mapping[str, Owner]) -> None:
-        self._of_settings = {hashed: parse_owner(owner) for hashed, owner in config.tokens.items()}
-        self.wants_token = bool(config.tokens or config.token_file)
-        self._wants_certificate = bool(config.tls_client_ca)
+    def __init__(
+        self,
+        settings: DoorSettings,
+        owners: Mapping[str, Owner],
+        untold: Role = Role.USER,
+        side: SideDoor | None = None,
+    ) -> None:
+        self._of_settings = {hashed: parse_owner(owner) for hashed, owner in settings.tokens.items()}
+        self.wants_token = bool(settings.tokens or settings.token_file)
+        self._wants_certificate = bool(settings.tls_client_ca)
+        self._untold = untold
+        self._side = side
         self._owners: dict[str, Owner] = {}
         # Names that lost the last token with which they might have sessions while the server ran.
         self.revoked: set[str] = set()
@@ -121,14 +163,14 @@ class Identities:
         return {owner.name for owner in self._owners.values() if owner.role >= Role.USER}
 
     def _of(self, context: Any) -> Caller:
+        if self._side is not None and hmac.compare_digest(self._side.token_hash, _given(context)[1]):
+            return Caller(self._side.name)
         if not self.wants_token:
-            return Caller(_name_of(context.auth_context())) if self._wants_certificate else Caller(*ANYBODY)
-        header = next((value for key, value in context.invocation_metadata() or () if key == "authorization"), None)
-        if header is None:
+            name = _name_of(context.auth_context()) if self._wants_certificate else ANYBODY
+            return Caller(name, self._untold)
+        scheme, given = _given(context)
+        if not given:
             raise Unauthenticated("this server wants a token: connect(..., token=...) or GYMHOST_TOKEN")
-        text = header.decode(errors="replace") if isinstance(header, bytes) else header
-        scheme, _, token = text.partition(" ")
-        given = hash_of(token)
         found = None
         # All of them, however early one is found: how long it takes tells nothing.
         for known, owner in self._owners.items():
@@ -137,6 +179,16 @@ class Identities:
         if scheme.lower() != "bearer" or found is None:
             raise Unauthenticated("the token is not valid on this server, or was revoked")
         return Caller(*found, given)
+
+
+def _given(context: Any) -> tuple[str, str]:
+    """What a caller shows: the scheme, and the hash of the token; both are empty where it shows nothing."""
+    header = next((value for key, value in context.invocation_metadata() or () if key == "authorization"), None)
+    if header is None:
+        return "", ""
+    text = header.decode(errors="replace") if isinstance(header, bytes) else header
+    scheme, _, token = text.partition(" ")
+    return scheme, hash_of(token)
 
 
 def _name_of(auth: Mapping[str, Any]) -> str:

@@ -1,0 +1,1 @@
+"""The rollout service: jobs in, trajectories out, over one engine."""
