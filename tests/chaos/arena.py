@@ -28,6 +28,8 @@ COUNTERS = ("chaos/Counter-v0", "chaos/Fragile-v0")
 REPLAYABLE = COUNTERS[:1]
 # Seconds in which what a fault has harmed must be whole again.
 RECOVERY = 60.0
+# How often a server is started before that counts as failed.
+STARTS = 3
 DISK = 64 * 2**20
 # What makes the server's clock one that can be set: its own steady one and those of its workers, whose sleeps it would
 # break, are left alone.
@@ -51,7 +53,7 @@ class Arena:
         self._settings = {
             "modules": ["chaos.environments"],
             "workers": 3,
-            "worker_liveness": 5.0,
+            "worker_liveness": 10.0,
             "lease": 30.0,
             "heartbeat": 5.0,
             "grace": 2.0,
@@ -214,8 +216,14 @@ class Arena:
         """Kills the front, as a fault of the machine would, and starts another on the same port."""
         self.server.signal(signal.SIGKILL)
         self.server.wait()
-        self.server.stop()
-        self.server.start()
+        for tries_left in reversed(range(STARTS)):
+            self.server.stop()
+            try:
+                self.server.start()
+                return
+            except RuntimeError:  # what is left of another fault may meet its first worker; then it starts again
+                if not tries_left:
+                    raise
 
 
 @contextlib.contextmanager

@@ -34,7 +34,7 @@ def stop_worker(arena: Arena, chance: random.Random) -> None:
     """A worker stands still; beyond `worker_liveness` the server is to take it for dead."""
     worker = _a_worker(arena, chance)
     _signal(worker, signal.SIGSTOP)
-    time.sleep(chance.choice([0.3, 1.0, 7.0]))
+    time.sleep(chance.choice([0.3, 1.0, 13.0]))
     _signal(worker, signal.SIGCONT)
 
 

@@ -33,7 +33,7 @@ async def run(*command: str) -> str:
         env=environment(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1"),
     )
     try:
-        async with asyncio.timeout(110):
+        async with asyncio.timeout(200):
             said, errors = await process.communicate()
     finally:
         if process.returncode is None:
@@ -42,9 +42,13 @@ async def run(*command: str) -> str:
     return said.decode()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 async def test_all_that_a_trainer_asks_of_a_service(tmp_path: Path) -> None:
+    numbers = itertools.count()
     with served_rollouts(tmp_path) as served:
+        served.sampler.server.answer = lambda _body: choice(
+            encode(call("guess", f'{{"number": {1 + 3 * next(numbers) % 7}}}'))
+        )
         lines = (await run(str(EXAMPLES / "rollout_service.py"), served.address)).splitlines()
     assert lines[0] == "gymhost/GuessNumber-v0 has 500 tasks in test, 10000 tasks in train"
     played = [re.fullmatch(r"task (\d), rollout (\d): terminated, -?[\d.]+", line) for line in lines[1:6]]
@@ -53,9 +57,14 @@ async def test_all_that_a_trainer_asks_of_a_service(tmp_path: Path) -> None:
         "12 more, and 12 of them are kept until they are in safety",
         "the job is finished, and keeps 0",
     ]
+    groups = [re.fullmatch(r"task \d+: rewards \[(.+)\], advantages \[.+\]", line) for line in lines[8:10]]
+    assert all(len(set(match[1].split(", "))) > 1 for match in groups if match is not None)
+    assert None not in groups
+    assert lines[10] == "the job is cancelled"
+    assert [line.rpartition(": ")[2].partition(",")[0] for line in lines[11:]] == ["cancelled", "finished", "finished"]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.filterwarnings("ignore")
 def test_dapo_drops_groups_without_variance_and_carries_the_rest_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

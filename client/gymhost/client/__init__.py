@@ -35,6 +35,7 @@ from gymhost.wire.errors import (
     Unauthenticated,
     Unimplemented,
     UnknownEnvironment,
+    UnknownJob,
     UnknownSession,
 )
 
@@ -80,6 +81,7 @@ __all__ = [
     "Unauthenticated",
     "Unimplemented",
     "UnknownEnvironment",
+    "UnknownJob",
     "UnknownSession",
     "connect",
     "make",
