@@ -513,7 +513,7 @@ def test_a_member_that_samples_is_not_left_though_nothing_is_heard_of_its_health
         assert (await long).token_ids == [7]
         # Now nothing else is heard of it either.
         begun = now()
-        with pytest.raises(GeneratorError, match="deaf .it missed 2 health checks"):
+        with pytest.raises(GeneratorError, match=r"deaf .it missed 2 health checks"):
             await pool.generate([1], SHORT, request_id="long/2")
         assert now() - begun < 15
         await pool.aclose()

@@ -5,7 +5,7 @@ import json
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc.aio
 import pytest
@@ -191,7 +191,7 @@ async def status_of(stub: Any, method: Any, request: Any, token: str | None) -> 
 async def test_every_rpc_is_refused_to_those_below_its_role(tmp_path: Path, server: ServerProcess) -> None:
     denied, unknown = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED
     async with service(tmp_path, server.address, tokens=TOKENS) as running, channel_to(running.address) as channel:
-        environments = environments_rpc.EnvironmentServiceStub(channel)  # pyright: ignore[reportArgumentType]
+        environments: Any = environments_rpc.EnvironmentServiceStub(cast(Any, channel))
         async with rollouts_stub(running.address) as rollouts:
             of_environments = environments_pb.DESCRIPTOR.services_by_name["EnvironmentService"].methods_by_name
             calls = [(rollouts, method) for method in SERVICE.methods]
@@ -288,7 +288,7 @@ async def test_health_and_reflection(tmp_path: Path, server: ServerProcess) -> N
         for name in ("", SERVICE.full_name):
             answer = await health.Check(health_pb2.HealthCheckRequest(service=name))
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
-        reflection: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+        reflection: Any = reflection_pb2_grpc.ServerReflectionStub(cast(Any, channel))
         call = reflection.ServerReflectionInfo()
         await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
         names = {each.name for each in (await call.read()).list_services_response.service}

@@ -63,8 +63,8 @@ class Recovery:
         self._task: asyncio.Task[None] | None = None
         # A seeded reset for which nothing was repeated, since all begins anew with it, if it goes well.
         self._shortcut: Pending | None = None
-        # For which command it was last made again, how often, and for how many seconds in all. The restarts of the server
-        # that were known then: what these end is not the command's doing, and counts for the seconds alone.
+        # For which command it was last made again, how often, and for how many seconds in all. How many restarts of the
+        # server were known then: what these end is not the command's doing, and counts for the seconds alone.
         self._for: Pending | None = None
         self._tries = 0
         self._spent = 0.0

@@ -32,9 +32,10 @@ class GeneratorPool(Updates):
     """Samples with several generators.
 
     A rollout begins at the member with the fewest tokens in flight and stays there, where its prefix is cached, as long
-    as that member is well and stays in the pool. One that refuses connections is left at once, one that misses two
-    health checks and samples nothing meanwhile within seconds; its requests are sent to others, from their token ids. While the pool is idle nobody's
-    health is asked for: one that was left then comes back with the next request. A pool that is `watchful` asks always.
+    as that member is well and stays in the pool. One that refuses connections is left at once; one that misses two
+    health checks, and samples nothing meanwhile, within seconds. Its requests are sent to others, from their token ids.
+    While the pool is idle nobody's health is asked for: one that was left then comes back with the next request. A pool
+    that is `watchful` asks always.
 
     An update changes all members as one act: all are paused before the first one loads, and resumed after the last, so
     that no rollout goes from new weights to old ones.
