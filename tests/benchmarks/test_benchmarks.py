@@ -237,7 +237,7 @@ def test_steps_of_trainers_have_times_that_can_be_true(tmp_path: Path):
 
 def simulated(folder: Path, what: str, *contenders: str) -> Run:
     """A short simulation, in which each of the contenders played."""
-    said = run(folder, what, "--simulated=16", only=contenders, limit=100.0)
+    said = run(folder, what, "--simulated=24", only=contenders, limit=100.0)
     played = [record for record in said.records if record["kind"] == what]
     assert {record["contender"] for record in played} == set(contenders)
     assert not any("error" in record for record in played)
@@ -276,6 +276,20 @@ def test_simulated_stages_have_figures_that_can_be_true(tmp_path: Path):
             assert record["run"] <= 64
             assert record["contender"] == STAGES or record["sessions"] == pytest.approx(64, abs=1)
     assert f"| tokens/s: {STAGES} / {one} |" in said.report
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(110)  # as above
+def test_rollouts_of_the_service_have_costs_that_can_be_true(tmp_path: Path):
+    said = run(tmp_path, "service", "--service=4,0,256", only=["gymhost rollout service"], limit=100.0)
+    [played] = [record for record in said.records if record["kind"] == "service"]
+    assert "error" not in played
+    assert played["turns"] == 4 * 8
+    for part in ("client", "service", "environments", "generator"):
+        assert played[f"{part}_us"] >= 0
+    # Who plays spends more than who only takes what has come of it.
+    assert played["service_us"] > played["client_us"]
+    assert "| gymhost rollout service | 4 |" in said.report
 
 
 def test_report_has_what_was_wanted(w1: Run, w2: Run):

@@ -50,7 +50,7 @@ async def test_all_that_a_trainer_asks_of_a_service(tmp_path: Path) -> None:
             encode(call("guess", f'{{"number": {1 + 3 * next(numbers) % 7}}}'))
         )
         lines = (await run(str(EXAMPLES / "rollout_service.py"), served.address)).splitlines()
-    assert lines[0] == "gymhost/GuessNumber-v0 has 500 tasks in test, 10000 tasks in train"
+    assert lines[0] == "gymhost/GuessNumber-v0 has 1000000 tasks in train, 500 tasks in test"
     played = [re.fullmatch(r"task (\d), rollout (\d): terminated, -?[\d.]+", line) for line in lines[1:6]]
     assert len({match.groups() for match in played if match is not None}) == 5
     assert lines[6:8] == [

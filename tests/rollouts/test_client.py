@@ -106,6 +106,7 @@ async def test_a_job_says_all_that_it_was_told(service: ScriptedService, rollout
         ([RolloutRequest("Guess-v0", task=-1)], {}, "can't travel"),
         ([RolloutRequest("Guess-v0", kwargs={"x": object()})], {}, "kwargs"),
         (REQUESTS, {"samples": 0}, "samples"),
+        (REQUESTS, {"sample": 8}, "no sample, but samples"),
         (REQUESTS, {"sampling": {"heat": 1}}, "has no heat"),
         (REQUESTS, {"limits": {"turns": -1}}, "limits"),
         (REQUESTS, {"priority": 2**40}, "can't travel"),
@@ -118,6 +119,13 @@ async def test_what_makes_no_sense_is_refused_here(
     with pytest.raises(InvalidArgument, match=word):
         await rollouts.collect(requests, **settings)
     assert not service.asked["SubmitJob"]
+
+
+async def test_a_state_that_no_job_has_is_refused_here(service: ScriptedService, rollouts: RolloutClient):
+    states: Any = ["ended"]
+    with pytest.raises(InvalidArgument, match="finished, cancelled, expired, not 'ended'"):
+        await rollouts.jobs(states=states)
+    assert not service.asked["ListJobs"]
 
 
 async def test_all_come_as_they_end_and_are_acknowledged(service: ScriptedService, rollouts: RolloutClient):

@@ -9,7 +9,7 @@ from support.five_processes import VICTIMS, run
 pytestmark = pytest.mark.heavy
 
 
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore")
 def test_nothing_is_lost_and_nothing_seen_twice_whoever_is_killed(tmp_path: Path) -> None:
     seen = run(tmp_path, victims=VICTIMS, batch=32)

@@ -69,6 +69,32 @@ async def test_a_job_is_played_and_each_result_waits_until_it_is_acknowledged(tm
         assert [result.cursor for result in await service.results(again)] == [16]
 
 
+async def test_an_acknowledgement_that_is_cut_off_counts_once(tmp_path: Path) -> None:
+    async with served(tmp_path) as service:
+        told = await service.submit(job("a", [0]))
+        [result] = await service.results(told)
+        loop = asyncio.get_running_loop()
+        # The file is held up: as whose result it is is read, and before the next transaction.
+        held = [threading.Event(), threading.Event()]
+        first = loop.create_task(service.store.read(lambda _: held[0].wait(20)))
+        cut = loop.create_task(service.jobs.acknowledge("me", [result.cursor]))
+        second = loop.create_task(service.store.read(lambda _: held[1].wait(20)))
+        other = loop.create_task(service.store.remember("other", b""))
+        await asyncio.sleep(0)
+        held[0].set()
+        await first
+        await asyncio.sleep(0.05)  # it has no more to do than to wait until it is on disk
+        cut.cancel()
+        await asyncio.wait([cut])
+        again = loop.create_task(service.jobs.acknowledge("me", [result.cursor]))
+        await asyncio.sleep(0)
+        held[1].set()
+        await asyncio.gather(second, other)
+        assert await again == 0
+        assert service.look(told).unacknowledged == 0
+        assert service.look(told).unacknowledged_bytes == 0
+
+
 async def test_the_same_key_gives_the_same_job(tmp_path: Path) -> None:
     async with served(tmp_path) as service:
         asked = [service.jobs.submit("me", job("step 1", range(3))) for _ in range(5)]
@@ -401,6 +427,39 @@ async def test_results_are_fetched_one_by_one_and_of_all_jobs(tmp_path: Path) ->
         assert (len(nothing.results), nothing.ended) == (0, False)
         world.release()
         assert (await asyncio.wait_for(asked, 10)).ended
+
+
+async def test_what_is_written_while_results_are_being_read_comes_next(tmp_path: Path) -> None:
+    world = World()
+    world.held = {1, 2}
+    async with served(tmp_path, world) as service:
+        first = await service.submit(job("a", [0, 1]))
+        await service.submit(job("b", [2]))
+        await service.until(first, lambda now: now.last_cursor == 1)
+        async with asyncio.timeout(20):
+            await world.turned[1].wait()
+            await world.turned[2].wait()
+            loop = asyncio.get_running_loop()
+            # The file is held up twice: so that both results are of one transaction, and until it is about to be made.
+            held = [threading.Event(), threading.Event()]
+            reading = [loop.create_task(service.store.read(lambda _: held[0].wait(20)))]
+            other = loop.create_task(service.store.remember("other", b""))
+            await asyncio.sleep(0.01)
+            reading.append(loop.create_task(service.store.read(lambda _: held[1].wait(20))))
+            for count, task in ((2, 2), (3, 1)):
+                world.release(task)
+                while service.jobs.counts().ended < count:
+                    await asyncio.sleep(0)
+            held[0].set()
+            await other
+            fetching = loop.create_task(service.jobs.fetch("me", pb.FetchResultsRequest()))
+            await asyncio.sleep(0)
+            held[1].set()
+            await asyncio.gather(*reading)
+            seen = [result.cursor for result in (await fetching).results]
+            request = pb.FetchResultsRequest(after=seen[-1], wait=5)
+            seen += [result.cursor for result in (await service.jobs.fetch("me", request)).results]
+        assert seen == [1, 2, 3]
 
 
 async def test_a_stream_of_all_of_a_callers_goes_on_with_jobs_to_come(tmp_path: Path) -> None:

@@ -4,12 +4,14 @@ import asyncio
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import threading
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
+import grpc
 import pytest
 
 from gymhost.v1 import rollouts_pb2 as pb
@@ -142,9 +144,13 @@ async def test_alone_it_lets_rollouts_end_that_are_in_flight_when_it_is_told_to_
         async with rollouts_stub(address) as stub:
             found = (await stub.GetJob(pb.GetJobRequest(job_id=job.id))).job
             assert (found.terminated, found.queued, found.unacknowledged) == (4, 0, 4)
+            # What can never be written ends it, and nothing is told that is not kept.
+            with closing(sqlite3.connect(tmp_path / "rollouts.sqlite")) as db:
+                db.execute("DROP TABLE requests")
+            with pytest.raises(grpc.aio.AioRpcError, match="no such table"):
+                await stub.SubmitJob(submission("lost"))
         begun = asyncio.get_running_loop().time()
-        process.send_signal(signal.SIGINT)
-        assert await asyncio.to_thread(process.wait, PATIENCE) == 0
+        assert await asyncio.to_thread(process.wait, PATIENCE) == 1
         assert asyncio.get_running_loop().time() - begun < 30
 
 

@@ -228,8 +228,10 @@ async def test_jobs_of_others_are_an_admins_to_see_and_to_end(tmp_path: Path, se
         assert [each.id for each in (await stub.ListJobs(everybodys, metadata=bearer("rule"))).jobs] == [job.id]
         with pytest.raises(grpc.aio.AioRpcError, match="the list of everybody's jobs is for the role 'admin'"):
             await stub.ListJobs(everybodys, metadata=bearer("use"))
-        cancel = pb.CancelRolloutsRequest(job_ids=[job.id])
+        cancel, fetch = pb.CancelRolloutsRequest(job_ids=[job.id]), pb.FetchResultsRequest(job_ids=[job.id])
+        assert not (await stub.FetchResults(fetch, metadata=bearer("rule"))).ended
         assert (await stub.CancelRollouts(cancel, metadata=bearer("rule"))).cancelled == 1
+        assert (await stub.FetchResults(fetch, metadata=bearer("rule"))).ended
 
 
 async def test_a_revoked_token_ends_its_streams_of_results_alone(tmp_path: Path, server: ServerProcess) -> None:

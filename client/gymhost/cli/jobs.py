@@ -347,7 +347,7 @@ def add(rollouts: "RolloutClient", url: str, name: str, model: str, api_key_env:
 def drain(rollouts: "RolloutClient", name: str, patience: float) -> None:
     """Send the generator NAME nothing more, and wait until it has nothing in flight: for the role admin."""
     rollouts.call_sync(rollouts.drain_generator(name, patience))
-    click.echo(f"{name} has nothing in flight: it may be removed, or added again")
+    click.echo(f"{name} has nothing in flight: it may be removed; once it is, it may be added again")
 
 
 @generators.command("remove", cls=GroupedCommand, short_help="Take one out at once.")

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
@@ -15,6 +16,9 @@ from gymhost.wire import errors
 __all__ = ["Lease", "Session", "Sessions", "Source"]
 
 logger = logging.getLogger(__name__)
+
+# Seconds for which a session waits for a next episode.
+_IDLE_SECONDS = 600.0
 
 
 class Session(Protocol):
@@ -64,6 +68,8 @@ class Lease:
     key: tuple[Any, ...]
     session: Session | None = None
     manager: AbstractAsyncContextManager[Session] | None = None
+    since: float = 0.0
+    """Since when it waits for a next episode, on the loop's clock."""
 
 
 class Sessions:
@@ -73,7 +79,8 @@ class Sessions:
         source: Where they come from.
         reuse: Whether a session is kept for the next episode of the same environment, which is then begun by a reset
             with the task among its options. Cheaper than a new one each, and as good as the environment's reset is. A
-            session that failed is thrown away.
+            session that failed is thrown away, and so is one that no rollout has wanted for a while, or that keeps one
+            of another environment from being opened where there is no room for more.
         close_seconds: How long closing one may take.
         closing: How many may be closed at once.
     """
@@ -85,6 +92,7 @@ class Sessions:
         self._closing = asyncio.Semaphore(closing)
         self._idle: dict[tuple[Any, ...], list[Lease]] = {}
         self._lost: set[asyncio.Task[None]] = set()
+        self._sweep: asyncio.TimerHandle | None = None
 
     def lease(self, request: RolloutRequest) -> Lease:
         """What a rollout needs to begin; there is no session in it yet."""
@@ -105,9 +113,7 @@ class Sessions:
                 # It was lost or expired while nobody looked. The rollout need not wait until it is closed, and no
                 # cancellation of the rollout may interrupt that.
                 lease.session = lease.manager = None
-                closing = asyncio.create_task(self.end(kept, healthy=False))
-                self._lost.add(closing)
-                closing.add_done_callback(self._lost.discard)
+                self._close_beside(kept)
         session = await self._open(lease, request)
         return session, *await self._reset(session, request)
 
@@ -115,7 +121,7 @@ class Sessions:
         """Opens a session ahead of the rollout that is to begin in it; for sessions that are kept (`reuse`)."""
         lease = self.lease(request)
         await self._open(lease, request)
-        self._idle.setdefault(lease.key, []).append(lease)
+        self._keep(lease)
 
     async def _open(self, lease: Lease, request: RolloutRequest) -> Session:
         place: dict[str, Any] = {} if self._reuse else {"task": request.task, "split": request.split}
@@ -125,6 +131,9 @@ class Sessions:
                 lease.session, lease.manager = session, _ = await manager.__aenter__(), manager
                 return session
             except errors.CapacityExhausted as full:
+                if others := self._take_idle():
+                    await asyncio.gather(*map(self._close_beside, others))
+                    continue
                 if full.retry_after is None:
                     raise
                 # It is for the limit of INIT to say when that was long enough. Not all come back at one moment.
@@ -150,7 +159,7 @@ class Sessions:
         if manager is None:
             return
         if healthy and self._reuse:
-            self._idle.setdefault(lease.key, []).append(Lease(lease.key, session, manager))
+            self._keep(Lease(lease.key, session, manager))
             return
         try:
             async with self._closing, bound("eval_seconds", self._close_seconds, "infrastructure"):
@@ -162,9 +171,43 @@ class Sessions:
 
     async def aclose(self) -> None:
         """Closes the sessions that wait for a next episode."""
-        idle = [lease for leases in self._idle.values() for lease in leases]
-        self._idle.clear()
-        await asyncio.gather(*(self.end(lease, healthy=False) for lease in idle), *self._lost)
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for lease in self._take_idle():
+            self._close_beside(lease)
+        await asyncio.gather(*self._lost)
+
+    def _keep(self, lease: Lease) -> None:
+        """Has a session wait for a next episode."""
+        lease.since = asyncio.get_running_loop().time()
+        self._idle.setdefault(lease.key, []).append(lease)
+        if self._sweep is None:
+            self._sweep = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._close_old)
+
+    def _close_old(self) -> None:
+        """Closes what has waited for too long, and looks again when the next one will have."""
+        loop = asyncio.get_running_loop()
+        for lease in self._take_idle(before=loop.time() - _IDLE_SECONDS):
+            self._close_beside(lease)
+        left = [lease.since for leases in self._idle.values() for lease in leases]
+        self._sweep = loop.call_at(min(left) + _IDLE_SECONDS, self._close_old) if left else None
+
+    def _take_idle(self, before: float = math.inf) -> list[Lease]:
+        """Takes out the sessions that have waited since before a moment on the loop's clock."""
+        idle, self._idle = self._idle, {}
+        taken: list[Lease] = []
+        for key, leases in idle.items():
+            taken += [lease for lease in leases if lease.since <= before]
+            if left := [lease for lease in leases if lease.since > before]:
+                self._idle[key] = left
+        return taken
+
+    def _close_beside(self, lease: Lease) -> asyncio.Task[None]:
+        """Closes a session, whatever becomes of whoever has no use for it."""
+        closing = asyncio.create_task(self.end(lease, healthy=False))
+        self._lost.add(closing)
+        closing.add_done_callback(self._lost.discard)
+        return closing
 
 
 def _frozen(value: Any) -> Any:

@@ -28,6 +28,9 @@ _COPIES = 65_536
 _PLACE = 4096
 _TASKS = 100_000
 _IDS = 10_000
+_GROUPS = 100_000_000
+# What everything that counts them can hold: JSON, SQLite, signed integers.
+_VERSION = 2**53
 
 # Characters of a text, bytes of bytes and of a message, items of what is repeated, and the size of a number.
 FIELDS: dict[str, int] = {
@@ -82,6 +85,7 @@ FIELDS: dict[str, int] = {
     "RolloutSampling.stop_token_ids": 1024,
     "RolloutLimits.attempts": 1000,
     "RolloutGrouping.extra": _COPIES,
+    "RolloutGrouping.target": _GROUPS,
     "SubmitJobRequest.key": _NAME,
     "SubmitJobRequest.tasks": _TASKS,
     "SubmitJobRequest.samples": _COPIES,
@@ -90,6 +94,7 @@ FIELDS: dict[str, int] = {
     "SubmitJobRequest.label": 1024,
     "ExtendJobRequest.job_id": _SECRET,
     "ExtendJobRequest.tasks": _TASKS,
+    "ExtendJobRequest.more_groups": _TASKS,
     "GetJobRequest.job_id": _SECRET,
     "GetJobRequest.key": _NAME,
     "ListJobsRequest.states": 16,
@@ -112,6 +117,7 @@ FIELDS: dict[str, int] = {
     "DrainGeneratorRequest.name": _NAME,
     "DrainGeneratorRequest.patience": 86_400,
     "RemoveGeneratorRequest.name": _NAME,
+    "AnnouncePolicyRequest.version": _VERSION,
     "AnnouncePolicyRequest.weights": _PLACE,
     "AnnouncePolicyRequest.patience": 86_400,
 }

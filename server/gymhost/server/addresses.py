@@ -9,8 +9,8 @@ from gymhost.wire.errors import ServerUnavailable
 __all__ = ["ensure_free"]
 
 
-def ensure_free(address: str) -> None:
-    """Checks that nobody listens on `HOST:PORT` or `unix:PATH`, and that it is possible here.
+def ensure_free(address: str, option: str = "--address") -> None:
+    """Checks that nobody listens on `HOST:PORT` or `unix:PATH`, an option's, and that it is possible here.
 
     Raises:
         ServerUnavailable: It is not.
@@ -22,7 +22,7 @@ def ensure_free(address: str) -> None:
             host, _, port = address.rpartition(":")
             _ensure_free_port(host.strip("[]"), int(port))
     except OSError as error:
-        raise ServerUnavailable(f"can't listen on {address}: {error.strerror or error} (--address)") from None
+        raise ServerUnavailable(f"can't listen on {address}: {error.strerror or error} ({option})") from None
 
 
 def _ensure_free_port(host: str, port: int) -> None:

@@ -58,6 +58,9 @@ class DoorSettings:
     SIZES: ClassVar[tuple[str, ...]] = ()
     """The settings that may be given as a text such as "64MiB"."""
 
+    ADDRESS_OPTION: ClassVar[str] = "--address"
+    """The option that `address` is given by, for what is said of it."""
+
     address: str = "127.0.0.1:50051"
     tokens: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     token_file: str = ""
@@ -73,7 +76,7 @@ class DoorSettings:
         Raises:
             InvalidArgument: One is wrong; the message names it.
         """
-        check_address(self.address)
+        check_address(self.address, self.ADDRESS_OPTION)
         if self.log_level not in LOG_LEVELS:
             raise InvalidArgument(f"log_level must be one of {', '.join(LOG_LEVELS)}, not {self.log_level!r}")
         for number, (hashed, owner) in enumerate(self.tokens.items(), 1):
@@ -224,8 +227,8 @@ def tables_of_numbers(key: str, value: Any, sizes: tuple[str, ...] = ()) -> dict
     return tables
 
 
-def check_address(address: str) -> None:
-    """Checks that an address is `HOST:PORT` or `unix:PATH`.
+def check_address(address: str, option: str = "--address") -> None:
+    """Checks that an address, that of an option, is `HOST:PORT` or `unix:PATH`.
 
     Raises:
         InvalidArgument: It is neither.
@@ -235,4 +238,4 @@ def check_address(address: str) -> None:
         return
     host, _, port = address.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise InvalidArgument(f"an address is HOST:PORT or unix:PATH, not {address!r} (--address)")
+        raise InvalidArgument(f"an address is HOST:PORT or unix:PATH, not {address!r} ({option})")

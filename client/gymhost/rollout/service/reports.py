@@ -1,9 +1,10 @@
 """What the rollout service says of itself: jobs, rollouts, generators, servers."""
 
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from gymhost.v1 import rollouts_pb2 as pb
+from gymhost.wire.errors import InvalidArgument
 
 __all__ = [
     "EnvironmentServerStatus",
@@ -274,8 +275,10 @@ def state_number(state: JobState) -> pb.JobState.ValueType:
     """The contract's number of a state.
 
     Raises:
-        ValueError: There is no such state.
+        InvalidArgument: There is no such state.
     """
+    if state not in get_args(JobState):
+        raise InvalidArgument(f"a job's state is one of {', '.join(get_args(JobState))}, not {state!r}")
     return pb.JobState.Value(f"JOB_STATE_{state.upper()}")
 
 

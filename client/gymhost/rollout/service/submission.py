@@ -68,6 +68,9 @@ def first_message(settings: JobSettings, key: str) -> pb.SubmitJobRequest:
     Raises:
         InvalidArgument: A setting makes no sense, or can't travel.
     """
+    if unknown := sorted(settings.keys() - JobSettings.__annotations__.keys()):
+        known = ", ".join(JobSettings.__annotations__)
+        raise InvalidArgument(f"a job has no {', '.join(unknown)}, but {known}")
     samples = settings.get("samples", 1)
     if samples < 1:
         raise InvalidArgument(f"samples is how many rollouts of each request, 1 or more, not {samples}")

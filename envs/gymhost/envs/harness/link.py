@@ -179,7 +179,7 @@ class Link:
         try:
             while self._frame():
                 pass
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             self._come.append(Ended(None, "what came from the sandbox makes no sense"))
             self._unconfirmed = 0
         return bool(self._come) and self._unconfirmed <= 0
@@ -188,24 +188,27 @@ class Link:
         """Reads a frame, if there is a whole one.
 
         Raises:
-            KeyError, TypeError, ValueError: It makes no sense.
+            KeyError, OverflowError, RecursionError, TypeError, ValueError: It makes no sense.
         """
-        line, newline, _ = self._read.partition(b"\n")
-        if len(line) > _LINE:
-            raise ValueError("a line without end")
-        if not newline:
+        # What has come of a body is left where it is until it is whole: it may come in very many pieces.
+        newline = self._read.find(b"\n", 0, _LINE + 1)
+        if newline < 0:
+            if len(self._read) > _LINE:
+                raise ValueError("a line without end")
             return False
-        head: Any = json.loads(line)
+        head: Any = json.loads(self._read[:newline])
         length = head["length"]
         if not (isinstance(length, int) and 0 <= length <= BODY):
             raise ValueError("a frame has a length")
-        begin, end = len(line) + 1, len(line) + 1 + length
+        begin, end = newline + 1, newline + 1 + length
         if len(self._read) < end:
             return False
         body = bytes(self._read[begin:end])
         del self._read[:end]
         if "got" in head:
             self._unconfirmed -= 1
+            if self._unconfirmed < 0:
+                raise ValueError("more is confirmed than was sent")
         elif "gone" in head:
             self._gone.add(int(head["gone"]))
         elif "exit" in head:

@@ -125,8 +125,8 @@ class Handler(BaseHTTPRequestHandler):
             self.relay.tell({"id": number, "path": self.path}, body)
             if not self.wait(there):
                 self.close_connection = True
-                if self.relay.leave(number):
-                    self.relay.tell({"gone": number})
+                self.relay.leave(number)
+                self.relay.tell({"gone": number})
                 return
         try:
             self.answer(*self.told)
@@ -149,7 +149,10 @@ class Handler(BaseHTTPRequestHandler):
     def settle(self, status: int, kind: str, body: bytes) -> None:
         """Gives it the answer, from another thread."""
         self.told = (status, kind, body)
-        self.here.send(b".")
+        try:
+            self.here.send(b".")
+        except OSError:
+            pass  # the one who asked has gone just now, and is told of
 
     def body(self) -> bytes | None:
         """Reads what was sent; None where it was refused."""

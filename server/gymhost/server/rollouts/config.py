@@ -59,6 +59,7 @@ class RolloutsConfig(DoorSettings):
     """
 
     SIZES: ClassVar[tuple[str, ...]] = ("max_payload", "quota_bytes")
+    ADDRESS_OPTION: ClassVar[str] = "--rollouts-address"
 
     address: str = "127.0.0.1:50052"
     environments: tuple[str, ...] = ()
@@ -107,8 +108,9 @@ class RolloutsConfig(DoorSettings):
                 raise InvalidArgument(f"{name} must not be negative, not {getattr(self, name)}")
         if not self.store:
             raise InvalidArgument("store must name the file that jobs and results are kept in (--jobs-file)")
-        for address in (*self.environments, self.agent_address):
-            check_address(address)
+        for address in self.environments:
+            check_address(address, "--environments")
+        check_address(self.agent_address, "--agent-address")
         if self.agent_address.startswith("unix:"):
             raise InvalidArgument("harnesses find their endpoints at HOST:PORT (--agent-address)")
         if len(set(self.environments)) < len(self.environments):

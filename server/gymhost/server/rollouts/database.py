@@ -123,6 +123,13 @@ class Database:
         except TimeoutError:
             raise ServerFault(f"{self.path} can't be written: {self.trouble or 'the disk is too slow'}") from None
 
+    def once_written(self, then: Callable[[], object]) -> None:
+        """Has a function called when all that was changed is on disk, or the file is written no more."""
+        if (future := self._gathering or self._writing) is None:
+            then()
+        else:
+            future.add_done_callback(lambda _: then())
+
     async def read(self, function: Callable[[sqlite3.Connection], T]) -> T:
         """Calls a function with the connection, in the database's thread; it sees what is on disk."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, self._db)

@@ -30,7 +30,7 @@ class Deliveries:
         self._store = store
         self._rows = rows
         self._released = released
-        self._acknowledging: set[int] = set()
+        self._going: set[int] = set()  # cursors of results that were acknowledged, and are still in the file
 
     async def stream(self, caller: Caller, jobs: Sequence[Job], after: int) -> AsyncGenerator[list[pb.Result]]:
         """Yields batches of results as they come, until all that is named has ended and was sent.
@@ -83,24 +83,25 @@ class Deliveries:
         Returns:
             How many were still kept.
         """
-        mine = set(cursors) - self._acknowledging
-        self._acknowledging |= mine
-        count, callers = 0, dict[str, Caller]()
-        try:
-            for row, number, size in await self._store.holders(mine):
-                job = self._rows[row]
-                if identity is None or job.info.identity == identity:
-                    count += 1
-                    self._store.forget(row, number)
-                    job.acknowledged(size)
-                    self._store.touch(job)
-                    callers[job.info.identity] = job.caller
-            for caller in callers.values():
-                self._released(caller)
-            await self._store.commit()
-        finally:
-            self._acknowledging -= mine
-        return count
+        gone, callers = set[int](), dict[str, Caller]()
+        for cursor, row, number, size in await self._store.holders(cursors):
+            if cursor in self._going:
+                continue
+            job = self._rows[row]
+            if identity is None or job.info.identity == identity:
+                gone.add(cursor)
+                self._store.forget(row, number)
+                job.acknowledged(size)
+                self._store.touch(job)
+                callers[job.info.identity] = job.caller
+        if gone:
+            # Whoever acknowledges may be cut off before they are gone from the file, and ask again.
+            self._going |= gone
+            self._store.once_written(lambda: self._going.difference_update(gone))
+        for caller in callers.values():
+            self._released(caller)
+        await self._store.commit()
+        return len(gone)
 
     async def expire(self, age: float) -> None:
         """Lets results go that nobody has acknowledged for so many seconds."""
@@ -119,8 +120,9 @@ class Deliveries:
         having = [job for job in watch.jobs if job.view.last_cursor > after]
         if not having:
             return [], after
+        # What is in the file by the time it is read may be more than that, and other jobs may have a part in it.
         end = max(job.view.last_cursor for job in having)
-        kept = await self._store.results([job.row for job in having], after, most, _BATCH_BYTES)
+        kept = await self._store.results([job.row for job in having], after, end, most, _BATCH_BYTES)
         results: list[pb.Result] = []
         for each in kept:
             result = pb.Result.FromString(each.body)

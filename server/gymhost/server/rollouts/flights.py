@@ -135,7 +135,7 @@ class Flights:
 
     async def _requests(self) -> AsyncGenerator[RolloutRequest]:
         """Yields the next rollout, chosen when the engine asks for it."""
-        while True:
+        while not self._draining:  # it may be that it was asked for nothing since then
             await self._queue.offered()
             await self._keep_up()
             if self._draining:
@@ -191,11 +191,17 @@ class Flights:
         self.outcomes.take(job, flight.number, trajectory)
 
     async def _keep_up(self) -> None:
-        """Waits where the disk is slower than what comes."""
+        """Waits where the disk is slower than what comes.
+
+        Raises:
+            ServerFault: The file is written no more.
+        """
         while self._store.behind:
             try:
                 await self._store.commit()
             except errors.ServerFault as error:
+                if self._store.broken:
+                    raise
                 logger.error("no rollouts begin: %s", error)
 
     # -- ending --------------------------------------------------------------------------------------------------------

@@ -300,13 +300,20 @@ class Jobs:
             async for batch in stream:
                 yield batch
 
-    async def fetch(self, identity: str, request: pb.FetchResultsRequest) -> pb.FetchResultsResponse:
+    async def fetch(
+        self, identity: str, request: pb.FetchResultsRequest, *, admin: bool = False
+    ) -> pb.FetchResultsResponse:
         """Returns results that are there, or the first that come.
+
+        Args:
+            identity: Whose.
+            request: Of which jobs, and how many.
+            admin: Whether the jobs may be anybody's.
 
         Raises:
             UnknownJob: There is no such job of the caller's.
         """
-        jobs = [self._find(identity, job_id) for job_id in request.job_ids]
+        jobs = [self._find(identity, job_id, admin) for job_id in request.job_ids]
         caller = self._caller(identity)
         return await self._deliveries.fetch(caller, jobs, request.after, request.limit, request.wait)
 

@@ -135,6 +135,7 @@ class Outcomes:
             job.leave(number)
         for held in (job.groups, job.complete, job.skipped, job.attempts):
             held.clear()
+        job.keep_tasks(0, [])
         if job.deadline is not None:
             job.deadline.cancel()
         job.info.state = state

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -82,7 +83,7 @@ class RolloutServer:
         config, stack = self.config, self._stack
         if not config.environments:
             raise InvalidArgument("name an environment server to play on (--environments)")
-        ensure_free(config.address)
+        ensure_free(config.address, config.ADDRESS_OPTION)
         chat = await asyncio.to_thread(_chat, config)
         agents = _agents(config)
         try:
@@ -121,7 +122,7 @@ class RolloutServer:
             """Has rollouts wait without loss while nothing can be sampled."""
             (engine.resume if can_sample else engine.pause)()
 
-        for work in (generators.watch(tell), self._access.watch(self._receivers)):
+        for work in (generators.watch(tell), self._access.watch(self._receivers), _end_when_broken(jobs)):
             task = asyncio.get_running_loop().create_task(work)
             stack.push_async_callback(_end, task)
         stack.push_async_callback(self._stop_listening)
@@ -186,6 +187,12 @@ def _leave() -> None:
     logging.shutdown()
     sys.stdout.flush()
     os._exit(0)
+
+
+async def _end_when_broken(jobs: Jobs) -> None:
+    """Ends the process, without any grace, once nothing can be kept any more: another one may have better luck."""
+    log.critical("the rollout service ends, since its file is written no more: %s", await jobs.failed())
+    signal.raise_signal(signal.SIGINT)
 
 
 async def _end(task: asyncio.Task[Any]) -> None:

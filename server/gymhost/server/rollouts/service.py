@@ -217,7 +217,7 @@ class RolloutService(rpc.RolloutServiceServicer):
         async with self._caller(context, "FetchResults") as caller, self._receivers.entered(caller):
             if request.wait < 0:
                 raise errors.InvalidArgument("wait must not be below 0")
-            return await self._jobs.fetch(caller.identity, request)
+            return await self._jobs.fetch(caller.identity, request, admin=_is_admin(caller))
         raise AssertionError("unreachable")
 
     async def AcknowledgeResults(  # noqa: N802

@@ -222,12 +222,13 @@ class JobStore(Database):
 
     # -- results -------------------------------------------------------------------------------------------------------
 
-    async def results(self, jobs: Iterable[int], after: int, most: int, size: int) -> list["Kept"]:
+    async def results(self, jobs: Iterable[int], after: int, upto: int, most: int, size: int) -> list["Kept"]:
         """Reads results in the order of their cursors.
 
         Args:
             jobs: Whose.
             after: Only those with higher cursors.
+            upto: Only those with cursors no higher.
             most: At most so many.
             size: Bytes after which no more are read.
         """
@@ -237,13 +238,13 @@ class JobStore(Database):
             "SELECT r.cursor, r.job, r.last, r.bytes, b.body FROM rollouts r JOIN bodies b ON b.rollout = r.id WHERE "
             # With the sign in front the index of cursors is walked, and nothing sorted.
             + ("r.job = ?1" if one else "+r.job IN (SELECT value FROM json_each(?1))")
-            + " AND r.cursor > ?2 ORDER BY r.cursor LIMIT ?3"
+            + " AND r.cursor > ?2 AND r.cursor <= ?3 ORDER BY r.cursor LIMIT ?4"
         )
         given = chosen[0] if one else json.dumps(chosen)
 
         def read(db: sqlite3.Connection) -> list[Kept]:
             found: list[Kept] = []
-            for cursor, job, last, length, body in db.execute(query, (given, after, most)):
+            for cursor, job, last, length, body in db.execute(query, (given, after, upto, most)):
                 found.append(Kept(cursor, job, bool(last), body))
                 size_left[0] -= length
                 if size_left[0] <= 0:
@@ -253,9 +254,9 @@ class JobStore(Database):
         size_left = [size]
         return await self.read(read)
 
-    async def holders(self, cursors: Iterable[int]) -> list[tuple[int, int, int]]:
-        """Whose results these are, of those that are kept: job, number and bytes."""
-        query = "SELECT job, number, bytes FROM rollouts WHERE cursor IN (SELECT value FROM json_each(?))"
+    async def holders(self, cursors: Iterable[int]) -> list[tuple[int, int, int, int]]:
+        """Whose results these are, of those that are kept: cursor, job, number and bytes."""
+        query = "SELECT cursor, job, number, bytes FROM rollouts WHERE cursor IN (SELECT value FROM json_each(?))"
         given = json.dumps(list(cursors))
         return await self.read(lambda db: db.execute(query, (given,)).fetchall())
 
