@@ -185,6 +185,8 @@ def test_the_token_of_environment_servers_is_one_of_its_own(configure: Any, monk
         (("--rollouts", "--rollouts-run", "0"), "run is a number of places, not 0"),
         (("--rollouts", "--rollouts-address", "0.0.0.0:7001"), "0.0.0.0:7001 can be reached from other machines"),
         (("--rollouts", "--environments", "a:1", "--environments", "a:1"), "an environment server is named twice"),
+        (("--rollouts", "--environments", "cpu7"), "not 'cpu7' (--environments)"),
+        (("--rollouts", "--rollouts-address", "here"), "not 'here' (--rollouts-address)"),
     ],
 )
 def test_what_does_not_go_together_is_named(arguments: tuple[str, ...], message: str):

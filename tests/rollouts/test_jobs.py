@@ -448,7 +448,7 @@ async def test_what_is_written_while_results_are_being_read_comes_next(tmp_path:
             reading.append(loop.create_task(service.store.read(lambda _: held[1].wait(20))))
             for count, task in ((2, 2), (3, 1)):
                 world.release(task)
-                while service.jobs.counts().ended < count:
+                while service.jobs.counts().ended < count:  # noqa: ASYNC110 - nothing tells of it before it is on disk
                     await asyncio.sleep(0)
             held[0].set()
             await other

@@ -159,3 +159,6 @@ def test_what_keeps_it_from_starting_is_said(tmp_path: Path) -> None:
     result = gymhost(*command, cwd=tmp_path, limit=PATIENCE)
     assert result.returncode == 1
     assert "name the model's tokenizer, a folder (--tokenizer)" in result.stderr
+    result = gymhost(*command, "--tokenizer", "./model", cwd=tmp_path, limit=PATIENCE)
+    assert result.returncode == 1
+    assert "there is no folder ./model (--tokenizer)" in result.stderr

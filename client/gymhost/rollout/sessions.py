@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 import random
+import weakref
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -132,7 +133,7 @@ class Sessions:
                 return session
             except errors.CapacityExhausted as full:
                 if others := self._take_idle():
-                    await asyncio.gather(*map(self._close_beside, others))
+                    await asyncio.wait([self._close_beside(other) for other in others])
                     continue
                 if full.retry_after is None:
                     raise
@@ -182,7 +183,7 @@ class Sessions:
         lease.since = asyncio.get_running_loop().time()
         self._idle.setdefault(lease.key, []).append(lease)
         if self._sweep is None:
-            self._sweep = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._close_old)
+            self._look_at(lease.since + _IDLE_SECONDS)
 
     def _close_old(self) -> None:
         """Closes what has waited for too long, and looks again when the next one will have."""
@@ -190,7 +191,19 @@ class Sessions:
         for lease in self._take_idle(before=loop.time() - _IDLE_SECONDS):
             self._close_beside(lease)
         left = [lease.since for leases in self._idle.values() for lease in leases]
-        self._sweep = loop.call_at(min(left) + _IDLE_SECONDS, self._close_old) if left else None
+        self._sweep = None
+        if left:
+            self._look_at(min(left) + _IDLE_SECONDS)
+
+    def _look_at(self, moment: float) -> None:
+        """Looks at that moment for what has waited for too long, unless all of it was let go of by then."""
+        look = weakref.WeakMethod(self._close_old)
+
+        def close_old() -> None:
+            if (method := look()) is not None:
+                method()
+
+        self._sweep = asyncio.get_running_loop().call_at(moment, close_old)
 
     def _take_idle(self, before: float = math.inf) -> list[Lease]:
         """Takes out the sessions that have waited since before a moment on the loop's clock."""

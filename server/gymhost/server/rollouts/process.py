@@ -214,6 +214,8 @@ def _chat(config: RolloutsConfig) -> Chat:
     """
     if not config.tokenizer:
         raise InvalidArgument("name the model's tokenizer, a folder (--tokenizer)")
+    if config.tokenizer.startswith((".", "/", "~")) and not os.path.isdir(config.tokenizer):  # no name of a model
+        raise InvalidArgument(f"there is no folder {config.tokenizer} (--tokenizer)")
     transformers = require("transformers", "rollout")
     renderers = require("renderers", "rollout")
     try:
