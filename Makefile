@@ -20,7 +20,7 @@ export TOKENIZERS_PARALLELISM = false
 export VLLM_CPU_KVCACHE_SPACE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo learning test test-rllib test-trainers chaos soak lint format proto bench clean
+.PHONY: help demo learning test test-rllib test-trainers chaos soak five-processes lint format proto bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -70,6 +70,9 @@ chaos: .venv/installed ## inject faults for an hour, and look for what is lost o
 
 soak: .venv/installed ## what takes long: half an hour of play with flat memory, storms of clients, three minutes of silence
 	@PYTHONPATH=tests $(BIN)/python -m chaos.soak $(ARGS)
+
+five-processes: .venv/installed ## train over a rollout service, and kill each of its processes again and again: half an hour
+	@PYTHONPATH=tests $(BIN)/python -m support.five_processes $(ARGS)
 
 bench: .venv/installed ## compare throughput with bare gRPC and with peers: about half an hour; ARGS="w1 --rounds 2"
 	@$(BIN)/python -m tests.benchmarks $(ARGS)

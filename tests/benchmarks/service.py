@@ -27,7 +27,7 @@ __all__ = ["estimate", "run"]
 _TURNS, _HELD_TURNS = 8, 4
 # Seconds of a turn where the service is held full.
 _HELD_TURN = 1.0
-_LIMIT = 600.0
+_LIMIT = 1800.0
 _SERVERS_USUAL, _CLIENT_USUAL, _ROLLOUT_USUAL = 15.0, 6.0, 0.03
 
 

@@ -98,6 +98,15 @@ async def test_an_agent_that_returns_is_scored_whatever_it_did(steps: int) -> No
     assert trajectory.turns[-1].reward == trajectory.reward
 
 
+async def test_an_agent_that_played_nothing_has_failed() -> None:
+    async def what(seat: Seat) -> None:
+        pass
+
+    trajectory = await play(what, lambda *_: SAY, third_is_last, env=Scored)
+    assert (trajectory.outcome.fault, trajectory.reward) == ("agent", None)
+    assert "played nothing" in trajectory.outcome.message
+
+
 @pytest.mark.parametrize("passes", ["raises", "wraps", "groups", "returns"])
 @pytest.mark.parametrize(
     ("limits", "name"),

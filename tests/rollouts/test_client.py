@@ -157,6 +157,18 @@ async def test_they_are_collected_in_order_and_acknowledged_when_all_are_there(
     assert await job.collect() == []
 
 
+async def test_a_key_of_which_nothing_is_left_is_warned_of(
+    service: ScriptedService, rollouts: RolloutClient, caplog: pytest.LogCaptureFixture
+):
+    job = await rollouts.submit(REQUESTS[:1], key="step 1")
+    await service.play(job.id, [(0, service.trajectory(job.id, 0, 0))], end=True)
+    assert places(await job.collect()) == [(0, 0)]
+    assert not caplog.messages
+    service.jobs[job.id].ended = 1.0
+    assert await rollouts.collect(REQUESTS[:1], key="step 1") == []
+    assert "'step 1' was there already" in caplog.text
+
+
 async def test_a_job_that_waits_for_acknowledgements_is_not_held_up_by_one_who_collects(
     service: ScriptedService, rollouts: RolloutClient, monkeypatch: pytest.MonkeyPatch
 ):

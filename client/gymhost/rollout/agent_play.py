@@ -227,6 +227,10 @@ class AgentPlay(Play):
         if self._troubles and (error or self._ended_as is None):
             # A harness hears of it over HTTP. Nobody knows what it would have done without it.
             raise next(reversed(self._troubles.values()))
+        if error is None and self._ended_as is None and not trajectory.turns:
+            raise AgentFault(
+                "the agent returned having played nothing: neither has the model spoken nor the episode ended"
+            )
         if error is None or self._expelled or self._refused or any(isinstance(cause, LimitReached) for cause in causes):
             return self._outcome()
         lines = "".join(traceback.format_exception(error))

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import math
 import os
 import secrets
@@ -26,6 +27,8 @@ from gymhost.v1 import rollouts_pb2 as pb
 from gymhost.wire import errors
 
 __all__ = ["RECONNECT_TIMEOUT", "RolloutClient"]
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -194,6 +197,12 @@ class RolloutClient(Controls):
         try:
             response = await ask(self._link, "SubmitJob", message, timeout)
             job = Job(self._link, self._receipts, response.job)
+            if response.known and response.job.ended and not response.job.unacknowledged:
+                logger.warning(
+                    "the job %r was there already, and all its results have been acknowledged: nothing more comes of "
+                    "it; another key makes another job",
+                    key,
+                )
             if others and response.job.open:
                 await job.go_on(others, close=not stays_open, timeout=timeout)
         except BaseException:

@@ -6,6 +6,7 @@ import fcntl
 import logging
 import os
 import sqlite3
+import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -235,6 +236,7 @@ def _open(path: Path, application: int, schemas: list[str]) -> sqlite3.Connectio
             raise StoreError(
                 f"{path} has version {version}, this version of gymhost reads up to {len(schemas)}: update it"
             )
+        _make_private(path)
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
         for number, schema in enumerate(schemas[version:], version + 1):
@@ -247,6 +249,19 @@ def _open(path: Path, application: int, schemas: list[str]) -> sqlite3.Connectio
         db.close()
         raise
     return db
+
+
+def _make_private(path: Path) -> None:
+    """Sees to it that nobody but its user can read a file that was there already, and what SQLite has beside it."""
+    path = path.resolve()
+    for each in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))):
+        try:
+            if stat.S_IMODE(each.stat().st_mode) & 0o077:
+                each.chmod(0o600)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise StoreError(f"{each} can be read by others: make it mode 0600 ({error.strerror})") from None
 
 
 def _write(db: sqlite3.Connection, batch: list[Change]) -> sqlite3.OperationalError | None:

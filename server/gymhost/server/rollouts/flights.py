@@ -14,7 +14,7 @@ from gymhost.rollout.generators.base import PromptTooLong
 from gymhost.rollout.requests import RolloutRequest
 from gymhost.rollout.trajectory import Outcome, Trajectory
 from gymhost.server.rollouts.job import Flight, Job
-from gymhost.server.rollouts.outcomes import Ended, Outcomes
+from gymhost.server.rollouts.outcomes import Ended, Outcomes, lost
 from gymhost.server.rollouts.queue import FairQueue
 from gymhost.server.rollouts.store import JobStore
 from gymhost.wire import errors
@@ -211,6 +211,18 @@ class Flights:
         if flight is None:
             return  # it was aborted, and what had come of it was taken then
         self._land(flight)
+        kept = self.outcomes.ended
+        try:
+            self._take(flight, trajectory)
+        except Exception as error:
+            if self._store.broken:
+                raise
+            # The others in flight have no part in it. Nor is this one to be missing, so that its job would never end.
+            logger.exception("what comes of rollout %d of job %s went wrong", flight.number, flight.job.id)
+            if self.outcomes.ended == kept and flight.number not in flight.job.again:
+                self._take(flight, lost(trajectory, error))
+
+    def _take(self, flight: Flight, trajectory: Trajectory) -> None:
         job, number, outcome = flight.job, flight.number, trajectory.outcome
         if outcome.kind == "cancelled":  # but not by us: a server went away, say
             outcome = trajectory.outcome = Outcome(

@@ -73,6 +73,7 @@ class Job:
         attempts: How often those that are not over have ended in a fault; 0 is left out.
         groups: Where results come by the group: those that have begun.
         complete: Groups that are complete, and wait for the target to be raised.
+        missing_agent: Its agent, where the service was started without it: it begins nothing then.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class Job:
         self.most_attempts = limits.retries + 1
         self.limits = replace(limits, retries=0)  # the place is free while it waits for another attempt
         self.agent_options = map_of(request.agent_options, "agent_options")
+        self.missing_agent = "" if request.agent in config.agents else request.agent
         self.lock = asyncio.Lock()
         self.flights: dict[int, Flight] = {}
         self.again: set[int] = set()
@@ -193,7 +195,7 @@ class Job:
     @property
     def ready(self) -> bool:
         """Whether it may begin a rollout now."""
-        if self.ended or self.paused or self.full:
+        if self.ended or self.paused or self.missing_agent or self.full:
             return False
         if len(self.again) > len(self.pauses):
             return True

@@ -2,17 +2,20 @@
 
 import asyncio
 import itertools
+import logging
 import time
 from collections.abc import Callable, Iterable
 
 from gymhost.rollout.service.messages import to_result
-from gymhost.rollout.trajectory import Trajectory
+from gymhost.rollout.trajectory import Outcome, Trajectory
 from gymhost.server.rollouts.groups import Group, Member, choose, oldest_version, varies
 from gymhost.server.rollouts.job import Job
 from gymhost.server.rollouts.store import JobStore
 from gymhost.v1 import rollouts_pb2 as pb
 
-__all__ = ["Outcomes"]
+__all__ = ["Outcomes", "lost"]
+
+logger = logging.getLogger(__name__)
 
 Ended = tuple[int, Trajectory | None]
 """A rollout's number, and its trajectory if it had begun."""
@@ -103,7 +106,7 @@ class Outcomes:
         """Ends a job; returns how many of its rollouts had not ended.
 
         What is in flight is cancelled. In a job that was cancelled or whose time is up that makes results, and groups
-        come with what there is of them; in one that is finished it is not wanted any more.
+        come with what there is of them, also those beyond the target; in one that is finished it is not wanted any more.
         """
         if job.ended:
             return 0
@@ -117,6 +120,12 @@ class Outcomes:
             place = number // job.width
             group = job.groups.setdefault(place, Group(place))
             group.members.append(member)
+        for members in job.complete.values():
+            if wanted:
+                job.info.groups_kept += 1
+                self._deliver(job, members, whole=True)
+            else:
+                self._drop(job, members)
         for group in job.groups.values():
             group.stop()
             chosen, spare = choose(group.members, job.samples)
@@ -125,8 +134,6 @@ class Outcomes:
                 self._deliver(job, chosen, whole=True)
             else:
                 self._drop(job, chosen)
-        for members in job.complete.values():
-            self._drop(job, members)
         if wanted:
             job.info.cancelled += job.queued
         else:
@@ -252,9 +259,12 @@ class Outcomes:
         """Keeps a trajectory, and counts it."""
         trajectory.id = f"{job.id}/{number}"
         trajectory.attempts = job.attempts.pop(number, 0) + 1
-        result = to_result(trajectory)
-        result.job_id, result.group_number = job.id, number // job.width
-        body = result.SerializeToString()
+        try:
+            body = _written(job, number, trajectory)
+        except Exception as error:  # whatever it is, it concerns this rollout alone
+            logger.exception("the trajectory of rollout %s can't be written down: it counts as failed", trajectory.id)
+            trajectory = lost(trajectory, error)
+            body = _written(job, number, trajectory)
         self._store.ended(job.row, number, trajectory, time.time(), body)
         reward = trajectory.reward if trajectory.valid else None
         member = Member(number, trajectory.outcome.kind, reward, trajectory.oldest_version, len(body))
@@ -273,3 +283,22 @@ class Outcomes:
         for member in members:
             job.drop(member)
             self._store.forget(job.row, member.number)
+
+
+def lost(trajectory: Trajectory, error: Exception) -> Trajectory:
+    """What stands for a trajectory that can't be taken, by a fault that is not its own: one that has failed."""
+    fields = ("env_id", "id", "task", "seed", "split", "group", "index", "labels", "created", "attempts")
+    outcome = Outcome(
+        kind="failed",
+        fault="infrastructure",
+        cause=type(error).__name__,
+        message=f"its trajectory can't be taken: {error}",
+        turn=trajectory.outcome.turn,
+    )
+    return Trajectory(outcome=outcome, **{name: getattr(trajectory, name) for name in fields})
+
+
+def _written(job: Job, number: int, trajectory: Trajectory) -> bytes:
+    result = to_result(trajectory)
+    result.job_id, result.group_number = job.id, number // job.width
+    return result.SerializeToString()

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 from gymhost.client.tls import Tls
@@ -214,7 +215,8 @@ def _chat(config: RolloutsConfig) -> Chat:
     """
     if not config.tokenizer:
         raise InvalidArgument("name the model's tokenizer, a folder (--tokenizer)")
-    if config.tokenizer.startswith((".", "/", "~")) and not os.path.isdir(config.tokenizer):  # no name of a model
+    is_path = config.tokenizer.startswith((".", "/", "~"))  # no name of a model
+    if is_path and not Path(config.tokenizer).is_dir():
         raise InvalidArgument(f"there is no folder {config.tokenizer} (--tokenizer)")
     transformers = require("transformers", "rollout")
     renderers = require("renderers", "rollout")

@@ -67,6 +67,8 @@ def queued(job: Job, number: int) -> pb.RolloutInfo:
 def _waits_for(job: Job) -> str:
     if job.ended or job.paused:
         return ""
+    if name := job.missing_agent:
+        return f"the service to be started with its agent: --agent {name}=MODULE:CLASS"
     if full := job.full:
         return f"its results to be fetched: {full}"
     if job.pauses and (job.troubled or not job.flights):
