@@ -27,7 +27,9 @@ def told(trajectory: Trajectory) -> object:
 
 
 async def test_what_is_collected_is_what_an_engine_would_have_made(served: ServedRollouts):
-    generator = VllmServerGenerator(served.sampler.url)
+    async with RolloutClient(served.address, "one") as rollouts:
+        version = (await rollouts.status()).policy_version  # other tests announce some
+    generator = VllmServerGenerator(served.sampler.url, policy_version=version)
     chat = Chat(qwen3_tokenizer(), Qwen3RendererConfig())
     async with (
         connect(served.environments.address) as server,

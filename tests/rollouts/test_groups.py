@@ -221,6 +221,25 @@ async def test_a_job_that_is_cancelled_gives_what_there_is_of_its_groups(tmp_pat
         assert (now.state, now.cancelled, now.dropped) == (pb.JOB_STATE_CANCELLED, 8, 0)
 
 
+async def test_groups_that_wait_beyond_the_target_come_when_the_job_is_cancelled(tmp_path: Path) -> None:
+    world = World()
+    async with served(tmp_path, world, concurrency=WIDE) as service:
+        world.held = {1, (2, 2)}
+        grouping = pb.RolloutGrouping(target=1)
+        told = await service.submit(job("a", range(3), samples=2, grouping=grouping, open=True))
+        await service.until(told, lambda now: now.groups_kept == 1 and now.in_flight == 3)
+        world.release(1)
+        await service.until(told, lambda now: now.terminated == 5)
+        assert sorted(by_group(await service.there(told))) == [0]
+        assert await service.cancel(told) == 1
+        assert by_group(await service.results(told)) == {0: [0, 1], 1: [2, 3], 2: [4, 5]}
+        now = service.look(told)
+        assert (now.state, now.groups_kept) == (pb.JOB_STATE_CANCELLED, 2)
+        assert (now.terminated, now.cancelled, now.dropped) == (5, 1, 0)
+        await service.restart()
+        assert len(await service.there(told)) == 6
+
+
 async def test_a_group_of_which_rollouts_are_cancelled_goes_on_without_them(tmp_path: Path) -> None:
     world = World()
     async with served(tmp_path, world) as service:

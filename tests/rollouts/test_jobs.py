@@ -1,7 +1,9 @@
 """Jobs: what is submitted is played, once, and its results are kept until they are acknowledged."""
 
 import asyncio
+import dataclasses
 import gc
+import pkgutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -162,6 +164,53 @@ async def test_what_fails_again_and_again_is_given_up_without_a_reward(tmp_path:
         assert [each.attempts for each in trajectories(await service.results(more))] == [3]
         assert world.plays == {0: 2, 1: 2, 5: 3}
         assert (service.look(told).failed, service.look(told).rewarded) == (2, 0)
+
+
+@pytest.mark.parametrize("where", ["outcomes.to_result", "outcomes.Outcomes.take"])
+async def test_one_whose_trajectory_can_not_be_taken_ends_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None, where: str
+) -> None:
+    place = f"gymhost.server.rollouts.{where}"
+    real: Callable[..., Any] = pkgutil.resolve_name(place.replace(".outcomes.", ".outcomes:"))
+
+    def broken(*arguments: Any) -> Any:
+        if arguments[-1].task == 1 and arguments[-1].turns:
+            raise ZeroDivisionError("no such thing")
+        return real(*arguments)
+
+    monkeypatch.setattr(place, broken)
+    world = World()
+    world.held = {0, 2}
+    async with served(tmp_path, world) as service:
+        limits = pb.RolloutLimits(attempts=2)
+        told = await service.submit(job("a", range(3), limits=limits, grouping=pb.RolloutGrouping(whole=True)))
+        # It was played again where that may be of use, and then has failed; the others have not begun again.
+        await service.until(told, lambda now: (now.failed, now.in_flight) == (1, 2))
+        assert (world.plays[0], world.plays[2]) == (1, 1)
+        world.release()
+        ended = {each.task: each for each in trajectories(await service.results(told))}
+        assert [ended[task].outcome.kind for task in range(3)] == ["terminated", "failed", "terminated"]
+        outcome = ended[1].outcome
+        assert (outcome.fault, outcome.cause, ended[1].reward) == ("infrastructure", "ZeroDivisionError", None)
+        assert "no such thing" in outcome.message
+        assert service.look(told).state == pb.JOB_STATE_FINISHED
+
+
+async def test_a_job_waits_for_an_agent_that_the_service_was_started_without(tmp_path: Path) -> None:
+    world = World()
+    async with served(tmp_path, world) as service:
+        told = await service.submit(job("a", range(3), agent="guess"))
+        other = await service.submit(job("b", range(20, 24)))
+        assert len(await service.results(other)) == 4
+        await service.restart()
+        now = service.look(told)
+        assert (now.queued, now.failed, now.state) == (3, 0, pb.JOB_STATE_QUEUED)
+        assert "--agent guess=MODULE:CLASS" in now.waits_for
+        service.config = dataclasses.replace(service.config, agents={"guess": "support.rollouts_process:OneGuess"})
+        await service.restart()
+        kinds = {each.outcome.kind for each in trajectories(await service.results(told))}
+        assert "failed" not in kinds
+        assert service.look(told).waits_for == ""
 
 
 async def test_a_fault_of_the_environment_is_final(tmp_path: Path) -> None:

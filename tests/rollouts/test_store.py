@@ -26,6 +26,10 @@ def modes(folder: Path) -> list[int]:
     return [stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()]
 
 
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in folder.iterdir()}
+
+
 async def test_what_is_remembered_is_there_the_next_time(tmp_path: Path) -> None:
     path = tmp_path / "jobs.sqlite"
     with contextlib.closing(JobStore(path)) as store:
@@ -36,6 +40,29 @@ async def test_what_is_remembered_is_there_the_next_time(tmp_path: Path) -> None
     with contextlib.closing(JobStore(path)) as store:
         assert (store.recall("generators"), store.recall("some 4"), store.recall("some 3")) == (b"one", b"4", None)
         assert set(modes(tmp_path)) == {0o600}
+
+
+async def test_a_file_that_others_could_read_is_made_its_users_alone(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.sqlite"
+    with contextlib.closing(JobStore(path)) as store:
+        await store.remember("generators", b"with a key")
+        kept = contents(tmp_path)
+    # As a service leaves it that was killed: with what SQLite has beside it.
+    for file, data in kept.items():
+        file.write_bytes(data)
+        file.chmod(0o600 if file.suffix == ".lock" else 0o644)
+    assert len(kept) == 4
+    with contextlib.closing(JobStore(path)) as store:
+        assert store.recall("generators") == b"with a key"
+        assert modes(tmp_path) == [0o600] * 4
+    # A file of others stays as it is.
+    other = tmp_path / "other.sqlite"
+    with contextlib.closing(sqlite3.connect(other)) as db:
+        db.execute("CREATE TABLE mine (x)")
+    other.chmod(0o644)
+    with pytest.raises(StoreError, match="no store"):
+        JobStore(other)
+    assert stat.S_IMODE(other.stat().st_mode) == 0o644
 
 
 def test_a_file_that_is_in_use_is_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gymhost.rollout import Concurrency
+from gymhost.rollout.agents import load_agent
 from gymhost.rollout.generators import ScriptedGenerator
 from gymhost.server.rollouts.config import RolloutsConfig
 from gymhost.server.rollouts.jobs import Jobs
@@ -104,7 +105,8 @@ class Service:
 
     async def start(self) -> None:
         self.generator = ScriptedGenerator(lambda *_: SAY, self.version)
-        self.engine = engine(self.world, self.generator, concurrency=self.concurrency)
+        agents = {name: load_agent(place) for name, place in self.config.agents.items()}
+        self.engine = engine(self.world, self.generator, concurrency=self.concurrency, agents=agents)
         self._stack.push_async_callback(self.engine.aclose)
         self.store = JobStore(self.path)
         self._stack.push_async_callback(self.store.aclose)

@@ -106,7 +106,7 @@ class Outcomes:
         """Ends a job; returns how many of its rollouts had not ended.
 
         What is in flight is cancelled. In a job that was cancelled or whose time is up that makes results, and groups
-        come with what there is of them, also those beyond the target; in one that is finished it is not wanted any more.
+        come with what there is of them, those beyond the target too; in one that is finished it is not wanted any more.
         """
         if job.ended:
             return 0

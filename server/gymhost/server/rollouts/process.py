@@ -43,7 +43,7 @@ __all__ = ["RolloutServer", "run"]
 log = logging.getLogger("gymhost.server")
 
 # Seconds for calls that are being answered when the service stops.
-GRACE = 0.5
+GRACE = 2.0
 
 
 class RolloutServer:

@@ -43,6 +43,7 @@ class Receivers:
     def __init__(self) -> None:
         self._waiting: dict[asyncio.Timeout, Caller] = {}
         self._why: dict[asyncio.Timeout, errors.Error] = {}
+        self._over: errors.Error | None = None
 
     @contextlib.asynccontextmanager
     async def entered(self, caller: Caller) -> AsyncGenerator[None, None]:
@@ -51,6 +52,8 @@ class Receivers:
         Raises:
             Error: Why there will be none.
         """
+        if self._over is not None:
+            raise self._over
         scope = asyncio.timeout(None)
         try:
             async with scope:
@@ -70,7 +73,8 @@ class Receivers:
         self._end(gone, errors.Unauthenticated("the token was revoked on this server"))
 
     def end(self, error: errors.Error) -> None:
-        """Ends everybody's wait."""
+        """Ends everybody's wait, and that of those to come."""
+        self._over = error
         self._end(list(self._waiting), error)
 
     def _end(self, scopes: Iterable[asyncio.Timeout], error: errors.Error) -> None:
