@@ -179,8 +179,10 @@ async def test_groups_that_wait_and_become_too_old_are_played_again(tmp_path: Pa
         await service.until(told, lambda now: now.groups_kept == 1 and now.in_flight == 2)
         world.release()
         await service.until(told, lambda now: now.state == pb.JOB_STATE_WAITING)
+        world.held = {1}
         service.announce(5)
         await service.until(told, lambda now: now.state == pb.JOB_STATE_RUNNING)
+        world.release()
         await service.until(told, lambda now: now.state == pb.JOB_STATE_WAITING)
         assert world.plays == {0: 2, 1: 4}
         await service.extend(told, more_groups=1, close=True)
