@@ -362,8 +362,9 @@ async def test_many_rollouts_share_a_port() -> None:
 async def test_one_engine_after_another_may_serve_there() -> None:
     found: list[str] = []
 
-    async def what(_seat: Seat, endpoint: Endpoint) -> None:
+    async def what(seat: Seat, endpoint: Endpoint) -> None:
         found.append(endpoint.base_url)
+        await seat.say(seat.observation)
 
     endpoints = Endpoints(url="https://proxy.example/v1/")
     for _ in range(2):

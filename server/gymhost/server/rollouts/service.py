@@ -125,12 +125,20 @@ class RolloutService(rpc.RolloutServiceServicer):
     async def SubmitJob(self, request: pb.SubmitJobRequest, context: Context) -> pb.SubmitJobResponse:  # noqa: N802
         """Takes a job, or finds that it is there."""
         async with self._caller(context, "SubmitJob") as caller:
-            if request.agent and request.agent not in self._agents:
+            if request.agent and request.agent not in self._agents and not self._knows(caller, request.key):
                 there = ", ".join(self._agents) or "none"
                 raise errors.InvalidArgument(f"there is no agent {request.agent!r}; there are: {there} (--agent)")
             job, known = await self._jobs.submit(caller.identity, request)
             return pb.SubmitJobResponse(job=self._told(job), known=known)
         raise AssertionError("unreachable")
+
+    def _knows(self, caller: Caller, key: str) -> bool:
+        """Whether a caller has a job with a key, which may wait for an agent that the service does not have now."""
+        try:
+            self._jobs.get(caller.identity, key=key)
+        except errors.UnknownJob:
+            return False
+        return True
 
     async def ExtendJob(self, request: pb.ExtendJobRequest, context: Context) -> pb.ExtendJobResponse:  # noqa: N802
         """Gives a job more to do, or closes it."""
