@@ -108,12 +108,8 @@ async def test_jobs_wait_for_a_generator_and_go_on_with_the_first_that_comes(
         job = (await stub.SubmitJob(submission("early", 2))).job
         assert job.waits_for == "a generator: there is none (gymhost serve --generator URL, or AddGenerator)"
         added = (await stub.AddGenerator(pb.AddGeneratorRequest(name="first", url=vllm.url))).generator
-        assert (added.name, added.url, added.healthy, added.why) == (
-            "first",
-            vllm.url,
-            False,
-            "it has not answered yet",
-        )
+        assert (added.name, added.url) == ("first", vllm.url)
+        assert added.healthy or added.why == "it has not answered yet"
         stream = stub.StreamResults(pb.StreamResultsRequest(job_ids=[job.id]))
         results = [result async for response in stream for result in response.results]
         assert len(results) == 2

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections.abc import Awaitable, Sequence
 from typing import Any
@@ -27,6 +28,7 @@ _CONTROL_SECONDS = 60.0
 _ABORT_SECONDS = 0.2
 _HEALTH_SECONDS = 5.0
 _CERTAIN = -1e-6
+_LANES = 32
 
 
 class VllmServerGenerator(Updates):
@@ -65,8 +67,8 @@ class VllmServerGenerator(Updates):
         self._client = self._httpx.AsyncClient(
             base_url=self.url,
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-            limits=self._httpx.Limits(max_connections=None, max_keepalive_connections=None),
             timeout=self._httpx.Timeout(None, connect=_CONNECT_SECONDS),
+            transport=_Lanes(self._httpx),
             trust_env=False,
         )
         self._wanted = model
@@ -351,6 +353,27 @@ class VllmServerGenerator(Updates):
 
     def _gone(self, error: Exception) -> GeneratorGone:
         return GeneratorGone(f"{self.url} does not answer: {error or type(error).__name__}")
+
+
+class _Lanes:
+    """A transport of `httpx` over several pools of connections, which take turns.
+
+    A pool looks through all of its connections whenever a request begins or ends: with hundreds in one, that takes
+    longer than all else.
+    """
+
+    def __init__(self, httpx: Any) -> None:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        settings = {"verify": httpx.create_ssl_context(trust_env=False), "limits": limits, "trust_env": False}
+        self._pools = [httpx.AsyncHTTPTransport(**settings) for _ in range(_LANES)]
+        self._turns = itertools.cycle(self._pools)
+
+    async def handle_async_request(self, request: Any) -> Any:
+        return await next(self._turns).handle_async_request(request)
+
+    async def aclose(self) -> None:
+        for pool in self._pools:
+            await pool.aclose()
 
 
 def _is_shaped(sampling: Sampling) -> bool:
