@@ -56,6 +56,7 @@ async def test_the_shelf_says_so_where_it_is() -> None:
     async with connect() as server:
         said = {one.id.partition("/")[2]: one.replayable for one in await server.environments("gymhost/")}
         assert {name for name, replayable in said.items() if not replayable} == {
+            "MiniSweAgentRepoRepair-v0",
             "PythonCode-v0",
             "RepoRepair-v0",
             "Sql-v0",
