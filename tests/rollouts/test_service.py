@@ -16,7 +16,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from gymhost.client import Unimplemented, connect
 from gymhost.client.tls import open_channel
 from gymhost.rollout import servers
-from gymhost.server.identity import RPC_ROLES
+from gymhost.server.identity import RPC_ROLES, Caller
+from gymhost.server.rollouts.service import Receivers
 from gymhost.server.tokens import Role, hash_of
 from gymhost.v1 import environments_pb2 as environments_pb
 from gymhost.v1 import environments_pb2_grpc as environments_rpc
@@ -312,6 +313,14 @@ async def test_those_who_wait_for_results_are_told_that_the_service_stops(
         with pytest.raises(grpc.aio.AioRpcError, match="the rollout service is being stopped") as raised:
             await reading
         assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
+async def test_whoever_comes_to_wait_once_all_were_told_is_told_too() -> None:
+    receivers = Receivers()
+    receivers.end(errors.ServerUnavailable("it is being stopped"))
+    with pytest.raises(errors.ServerUnavailable, match="being stopped"):
+        async with receivers.entered(Caller("one")):
+            pytest.fail("nobody may wait")
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------
