@@ -652,12 +652,17 @@ class ResetCommand(google.protobuf.message.Message):
     SEEDS_FIELD_NUMBER: builtins.int
     MASK_FIELD_NUMBER: builtins.int
     KEPT_FIELD_NUMBER: builtins.int
+    LABEL_FIELD_NUMBER: builtins.int
     seed: builtins.int
     """Unset: the environment goes on with the random generator that it has, as Gymnasium has it."""
     mask: builtins.bytes
     """For a vector session: which copies to reset, a byte each, 0 or 1; empty means all."""
     kept: builtins.int
     """See StepCommand."""
+    label: builtins.str
+    """What the client calls the episode that begins, such as the id of a rollout: for logs, and for those who watch. 128 characters
+    at most.
+    """
     @property
     def options(self) -> gymhost.v1.values_pb2.Value:
         """A map, or unset for None. Environments of gymhost know the keys `task` (an index) and `split`."""
@@ -676,9 +681,10 @@ class ResetCommand(google.protobuf.message.Message):
         seeds: gymhost.v1.values_pb2.Value | None = ...,
         mask: builtins.bytes = ...,
         kept: builtins.int = ...,
+        label: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_seed", b"_seed", "options", b"options", "seed", b"seed", "seeds", b"seeds"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_seed", b"_seed", "kept", b"kept", "mask", b"mask", "options", b"options", "seed", b"seed", "seeds", b"seeds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_seed", b"_seed", "kept", b"kept", "label", b"label", "mask", b"mask", "options", b"options", "seed", b"seed", "seeds", b"seeds"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_seed", b"_seed"]) -> typing.Literal["seed"] | None: ...
 
 global___ResetCommand = ResetCommand

@@ -42,6 +42,7 @@ FIELDS: dict[str, int] = {
     "ResetCommand.options": PAYLOAD,
     "ResetCommand.seeds": PAYLOAD,
     "ResetCommand.mask": _COPIES,
+    "ResetCommand.label": 128,
     "StepCommand.action": PAYLOAD,
     "CallToolCommand.name": _NAME,
     "CallToolCommand.arguments": PAYLOAD,
@@ -120,6 +121,13 @@ FIELDS: dict[str, int] = {
     "AnnouncePolicyRequest.version": _VERSION,
     "AnnouncePolicyRequest.weights": _PLACE,
     "AnnouncePolicyRequest.patience": 86_400,
+    "ListLiveSessionsRequest.environment_id": _NAME,
+    "ListLiveSessionsRequest.state": _NAME,
+    "ListLiveSessionsRequest.limit": 1000,
+    "ListFailuresRequest.environment_id": _NAME,
+    "FollowSessionRequest.name": _SECRET,
+    "EndSessionRequest.name": _SECRET,
+    "EndSessionRequest.reason": 1000,
 }
 
 
