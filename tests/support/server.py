@@ -68,7 +68,9 @@ class ServerProcess:
             self.address = answer.read().strip()
         if not self.address:
             self._process.wait(PATIENCE)
-            raise RuntimeError(f"the server did not start:\n{self.log}")
+            said = self.log
+            self._log.close()
+            raise RuntimeError(f"the server did not start:\n{said}")
         self.settings["address"] = self.address
 
     @property

@@ -68,6 +68,17 @@ def _read_pairs(ctx: click.Context, parameter: click.Parameter, given: tuple[str
     return pairs
 
 
+def _read_pythons(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    pythons: dict[str, str] = {}
+    for text in given:
+        # The name of a module may have a `=`, as an option of an adapter; a path rarely has.
+        module, equals, path = text.rpartition("=")
+        if not module.strip() or not equals:
+            raise click.BadParameter(f"{text!r} is not MODULE=PATH", ctx, parameter)
+        pythons[module.strip()] = str(Path(path).absolute())
+    return pythons
+
+
 def file_setting(name: str, group: str, help: str) -> Any:
     """The option of a setting that names a file."""
 
@@ -96,6 +107,16 @@ def setting(name: str, group: str, help: str, **how: Any) -> Any:
     multiple=True,
     type=click.Path(exists=True, file_okay=False),
     help="A folder to look for MODULES in, after the current one. May be given several times.",
+)
+@option(
+    "--python",
+    "python",
+    group=WHERE,
+    multiple=True,
+    metavar="MODULE=PATH",
+    callback=_read_pythons,
+    help="The interpreter in which the workers of one of MODULES run, where it can't live in the same environment as "
+    "the rest: PATH is its `python`, which has gymhost[worker] in the same version. May be given several times.",
 )
 @option(
     "--config",
@@ -259,16 +280,17 @@ def command(ctx: click.Context, config_file: Path | None, new: bool, **options: 
       gymhost serve --address 0.0.0.0:50051 --token-file tokens --tls-cert cert.pem --tls-key key.pem
       gymhost serve --attributes 'CartPole-v1=gravity,length' --wrapper my_environments:Noise
       gymhost serve --sandbox docker --sandbox-option runtime=runsc
+      gymhost serve 'openenv:echo' --python openenv:echo=.venv-openenv/bin/python
       gymhost serve --config server.toml
       gymhost serve my_environments --rollouts --tokenizer ./Qwen3-4B --generator http://gpu3:8000
       gymhost serve --rollouts --environments cpu7:50051 --tokenizer ./Qwen3-4B
 
     The keys of the TOML file are the names of the options with `_` for `-`; besides, `modules`, `wrappers`,
     `replayable` and `paths` (the folders of --app-dir, from the file's own on) are lists, the table `attributes` has a
-    list of names for each pattern of ids, the table `sandbox_options` has those of --sandbox-option, and the table
-    `tokens` the name and the role of each token's hash. Those of the table `rollouts` are named as its options, without
-    a `rollouts-` at their beginning; `environments` and `generators` are lists, `store` is the --jobs-file, and
-    `agents`, `limits` (--rollout-limit), `sampling` and `quotas` are tables:
+    list of names for each pattern of ids, the tables `python` and `sandbox_options` have those of --python and
+    --sandbox-option, and the table `tokens` the name and the role of each token's hash. Those of the table `rollouts`
+    are named as its options, without a `rollouts-` at their beginning; `environments` and `generators` are lists,
+    `store` is the --jobs-file, and `agents`, `limits` (--rollout-limit), `sampling` and `quotas` are tables:
 
     \b
       address = "0.0.0.0:50051"
@@ -296,7 +318,7 @@ def command(ctx: click.Context, config_file: Path | None, new: bool, **options: 
     given = {
         name: value
         for name, value in options.items()
-        if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT and value != ()
+        if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT and value not in ((), {})
     }
     about_rollouts = {name: given.pop(name) for name in list(given) if name.startswith("rollouts")}
     tokens = _tokens(new)

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import os
 import re
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from gymhost.server.settings import DoorSettings, holds_texts, tables_of_numbers
@@ -26,6 +27,8 @@ class ServerConfig(DoorSettings):
         workers: Worker processes; 0 means one a core.
         modules: Modules to import in the workers; their environments are hosted beside the installed ones.
         paths: Folders to put on the workers' import path.
+        python: For modules that can't live in the server's own environment, the interpreter that their workers run in:
+            its path, by the module's name in `modules`. It must have gymhost in the same version.
         attributes: What clients may reach of environments beyond what these declare themselves: names of attributes and
             methods, by patterns of ids; `*` stands for all names without a leading underscore.
         wrappers: What clients may have put around environments beyond Gymnasium's own safe wrappers: `module:Class`, or
@@ -70,6 +73,7 @@ class ServerConfig(DoorSettings):
     workers: int = 0
     modules: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
+    python: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     attributes: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict[str, tuple[str, ...]])
     wrappers: tuple[str, ...] = ()
     replayable: tuple[str, ...] = ()
@@ -148,6 +152,11 @@ class ServerConfig(DoorSettings):
                 raise InvalidArgument(
                     f"attributes of {pattern!r} must be public names, not {private[0]!r} (--attributes)"
                 )
+        for module, python in self.python.items():
+            if module not in self.modules:
+                raise InvalidArgument(f"{module!r} has an interpreter but is none of the modules to import (--python)")
+            if not os.access(python, os.X_OK) or Path(python).is_dir():
+                raise InvalidArgument(f"{python!r}, the interpreter of {module!r}, is no program (--python)")
         for name in self.wrappers:
             if not re.fullmatch(r"\*|[\w.]+:[\w.]+", name):
                 raise InvalidArgument(f"a wrapper is MODULE:CLASS, not {name!r} (--wrapper)")

@@ -8,9 +8,11 @@ lane that was given up, and UNAVAILABLE on lane 0 when the worker asks for no ne
 """
 
 import dataclasses
+import importlib.metadata
 import json
 import os
 import struct
+import sys
 from typing import Any
 
 # On the lane that the new session gets: payload CreateSessionRequest, whose key the front has replaced by the session's
@@ -74,6 +76,7 @@ class WorkerConfig:
         max_payload: The largest payload, in bytes.
         loop_limit: Seconds that the worker's event loop may stand still before the worker ends itself.
         grace: Seconds that a worker with a stuck step goes on for the sake of its other sessions.
+        version: The front's gymhost, which the worker's own must be.
         sandboxes: How the sandboxes of its environments are made: what `gymhost.envs.sandboxing.Settings` has.
         clears: Whether it clears away what sandboxes of servers left that were killed.
     """
@@ -83,6 +86,7 @@ class WorkerConfig:
     alive_fd: int
     board_fd: int
     direct_path: str
+    version: str
     memory_path: str = ""
     modules: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
@@ -104,10 +108,21 @@ def write_config(config: WorkerConfig) -> int:
     return descriptor
 
 
+def own_version() -> str:
+    """The version of gymhost that runs here."""
+    return importlib.metadata.version("gymhost")
+
+
 def read_config() -> WorkerConfig:
-    """Reads what `write_config` wrote from standard input, which is empty from then on."""
+    """Reads what `write_config` wrote from standard input, which is empty from then on.
+
+    Raises:
+        SystemExit: The front is of another version, as where this is another interpreter than the front's.
+    """
     with open(0, closefd=False) as file:
         fields = json.load(file)
+    if fields["version"] != own_version():
+        sys.exit(f"the server is gymhost {fields['version']}, and here is gymhost {own_version()}: install the same")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)

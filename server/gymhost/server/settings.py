@@ -175,6 +175,9 @@ def _from_folder(settings: dict[str, Any], folder: Path) -> None:
     folders = settings.get("paths")
     if isinstance(folders, list) and holds_texts(folders):
         settings["paths"] = [str(folder / each) for each in cast(list[str], folders)]
+    if isinstance(pythons := settings.get("python"), dict) and holds_texts(pythons):
+        # Its links as they are: an interpreter finds its environment by where it was called.
+        settings["python"] = {module: str(folder / python) for module, python in cast(dict[str, str], pythons).items()}
     for name in FILES:
         if settings.get(name) and isinstance(settings[name], str):
             settings[name] = str(folder / settings[name])

@@ -7,6 +7,7 @@ from typing import Any, TypeVar, cast
 
 from gymhost.server import link
 from gymhost.server.config import ServerConfig
+from gymhost.server.front.crews import Crew, crews
 from gymhost.server.front.leftovers import WORKERS_PREFIX
 from gymhost.server.front.quarantine import Quarantine
 from gymhost.server.front.workers import START_LIMIT, Worker, WorkerEvents
@@ -44,8 +45,9 @@ class WorkerPool:
         self._numbers = 0
         self.stopping = False
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._starting = 0
         self.workers: dict[int, Worker] = {}
+        self._crews = crews(config)
+        self._crew_of: dict[str, Crew] = {}
         self.catalog: dict[str, pb.EnvironmentInfo] = {}
         self.problems: list[str] = []
         # Set when a worker has started, or is no more.
@@ -60,11 +62,21 @@ class WorkerPool:
         Raises:
             ServerUnavailable: A worker could not start.
         """
-        first, *_ = await asyncio.gather(
-            *(self._start_one(clears=clears and not number) for number in range(self._config.worker_count))
+        wanted = [crew for crew in self._crews for _ in range(crew.wanted)]
+        told = await asyncio.gather(
+            *(self._start_one(crew, clears=clears and not number) for number, crew in enumerate(wanted))
         )
-        self.catalog = {info.environment_id: info for info in first.environments}
-        self.problems = list(first.problems)
+        heard: set[Crew] = set()
+        for crew, hosted in zip(wanted, told, strict=True):
+            if crew in heard:
+                continue
+            heard.add(crew)
+            self.problems += [crew.explain(problem) for problem in hosted.problems]
+            for info in hosted.environments:
+                # All crews have Gymnasium's own: where several have one, the first runs it.
+                if info.environment_id not in self.catalog:
+                    self.catalog[info.environment_id] = info
+                    self._crew_of[info.environment_id] = crew
 
     async def stop(self, limit: float) -> None:
         """Ends all workers."""
@@ -102,7 +114,12 @@ class WorkerPool:
         elif self.quarantine.holds(environment_id):
             worker = await self._pick_apart(info)
         else:
-            worker = await self._wait_for(self._lightest, "the server has no worker: see its log for why they end")
+            crew = self._crew(environment_id)
+            worker = await self._wait_for(
+                lambda: self._lightest(crew), "the server has no worker: see its log for why they end"
+            )
+            if worker.sessions and crew.can_grow and not crew.starting:
+                self._grow(crew)
         worker.sessions += places
         worker.placed += 1
         return worker
@@ -126,12 +143,13 @@ class WorkerPool:
             ServerUnavailable: The other one could not start; this one goes on.
         """
         log.info("worker %d is renewed: %s", worker.number, reason)
-        await self._start_one()
+        crew = worker.crew
+        await self._start_one(crew)
         if worker.closing:
             # It has died meanwhile, and one more was started in its place.
-            if len(self.shared) + self._starting <= self._config.worker_count:
+            if len(self._shared_of(crew)) + crew.starting <= crew.wanted:
                 return
-            worker = min(self.shared, key=_load)
+            worker = min(self._shared_of(crew), key=_load)
         worker.retire(reason)
         if worker.sessions == 0:
             self._keep(worker.stop(link.CLOSE_ALL_LIMIT + 5))
@@ -144,13 +162,21 @@ class WorkerPool:
 
     def replace(self, worker: Worker) -> None:
         """Starts another worker where this one gets no more sessions."""
-        live = len(self.shared) + self._starting
-        if not worker.dedicated and not self.stopping and live < self._config.worker_count:
-            self._starting += 1
-            self._keep(self._start_again())
+        crew = worker.crew
+        live = len(self._shared_of(crew)) + crew.starting
+        if not worker.dedicated and not self.stopping and live < crew.wanted:
+            crew.starting += 1
+            self._keep(self._start_again(crew))
+
+    def _grow(self, crew: Crew) -> None:
+        """Starts one more worker of a crew whose workers all have sessions."""
+        if not self.stopping:
+            crew.wanted += 1
+            crew.starting += 1
+            self._keep(self._start_again(crew))
 
     async def _start_apart(self, info: pb.EnvironmentInfo) -> Worker:
-        worker = self._new(dedicated=True)
+        worker = self._new(self._crew(info.environment_id), dedicated=True)
         worker.environment_id = info.environment_id
         worker.isolates = info.isolation == pb.ISOLATION_PROCESS
         worker.memory_limit = info.memory_limit_bytes
@@ -184,23 +210,29 @@ class WorkerPool:
         except TimeoutError:
             raise errors.ServerUnavailable(why) from None
 
-    def _lightest(self) -> Worker | None:
-        return min(self.shared, key=_load, default=None)
+    def _crew(self, environment_id: str) -> Crew:
+        return self._crew_of.get(environment_id, self._crews[0])
 
-    def _new(self, *, dedicated: bool) -> Worker:
-        worker = Worker(self._numbers, self._config, self._events, self.folder, dedicated=dedicated)
+    def _shared_of(self, crew: Crew) -> list[Worker]:
+        return [worker for worker in self.shared if worker.crew is crew]
+
+    def _lightest(self, crew: Crew) -> Worker | None:
+        return min(self._shared_of(crew), key=_load, default=None)
+
+    def _new(self, crew: Crew, *, dedicated: bool) -> Worker:
+        worker = Worker(self._numbers, self._config, self._events, self.folder, crew, dedicated=dedicated)
         self._numbers += 1
         self.workers[worker.number] = worker
         return worker
 
-    async def _start_one(self, *, clears: bool = False) -> pb.ListEnvironmentsResponse:
-        return await self._start(self._new(dedicated=False), clears=clears)
+    async def _start_one(self, crew: Crew, *, clears: bool = False) -> pb.ListEnvironmentsResponse:
+        return await self._start(self._new(crew, dedicated=False), clears=clears)
 
     async def _start(self, worker: Worker, *, clears: bool = False) -> pb.ListEnvironmentsResponse:
         try:
             return await worker.start(clears=clears)
         except errors.Error as error:
-            why = f"a worker could not start: {error.message}"
+            why = f"a worker could not start: {worker.crew.explain(error.message)}"
             raise errors.ServerUnavailable(why, exception=error.exception, traceback=error.traceback) from None
         except OSError as error:
             self.workers.pop(worker.number, None)
@@ -214,12 +246,12 @@ class WorkerPool:
         finally:
             self._changed.set()
 
-    async def _start_again(self) -> None:
+    async def _start_again(self, crew: Crew) -> None:
         backoff = 0.0
         while True:
             try:
-                await self._start_one()
-                self._starting -= 1
+                await self._start_one(crew)
+                crew.starting -= 1
                 return
             except errors.Error as error:
                 backoff = min(max(1.0, 2 * backoff), MAX_BACKOFF)

@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +17,7 @@ from gymhost.server import link
 from gymhost.server.board import Board
 from gymhost.server.config import ServerConfig
 from gymhost.server.front import congestion
+from gymhost.server.front.crews import Crew
 from gymhost.server.front.leftovers import FOLDER_VARIABLE
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors
@@ -64,6 +64,7 @@ class Worker(asyncio.Protocol):
 
     Attributes:
         number: Unique among the workers of this server; the upper half of the worker's lanes.
+        crew: Which interpreter it runs in, and what it imports.
         channels: The streams that have sent commands here, by number: frames of replies name it. Replies for one that
             is gone are dropped: the worker keeps the last of each lane.
         calls: The unary calls, by the lane that each has a command on.
@@ -87,9 +88,10 @@ class Worker(asyncio.Protocol):
     """
 
     def __init__(
-        self, number: int, config: ServerConfig, owner: "WorkerEvents", folder: Path, *, dedicated: bool
+        self, number: int, config: ServerConfig, owner: "WorkerEvents", folder: Path, crew: Crew, *, dedicated: bool
     ) -> None:
         self.number = number
+        self.crew = crew
         self.dedicated = dedicated
         self.environment_id = ""
         self.isolates = False
@@ -177,7 +179,7 @@ class Worker(asyncio.Protocol):
             told = link.write_config(self._told(theirs.fileno(), alive_write, clears=clears))
             given.callback(os.close, told)
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "gymhost.server.worker",
+                self.crew.executable, "-m", "gymhost.server.worker",
                 stdin=told,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
@@ -204,7 +206,8 @@ class Worker(asyncio.Protocol):
             board_fd=self._board.descriptor,
             direct_path=str(self._folder / str(self.number)),
             memory_path=str(self._folder / link.MEMORY_SOCKET) if self._config.bounds_sandbox_memory else "",
-            modules=self._config.modules,
+            version=link.own_version(),
+            modules=self.crew.modules,
             paths=self._config.paths,
             attributes=tuple(self._config.attributes.items()),
             wrappers=self._config.wrappers,
