@@ -141,6 +141,8 @@ async def test_the_same_generator_again_is_no_error_and_another_of_its_name_is_o
             await generators.add(pb.AddGeneratorRequest(name="twin", url=one.url))
         with pytest.raises(InvalidArgument, match="url is that of a vLLM server"):
             await generators.add(pb.AddGeneratorRequest(url="elsewhere:8000"))
+        with pytest.raises(InvalidArgument, match="is there with another model or api_key"):
+            await generators.add(pb.AddGeneratorRequest(url=one.url, api_key="another"))
 
 
 async def test_what_is_in_flight_goes_on_elsewhere_when_its_generator_is_removed(

@@ -134,7 +134,8 @@ class Generators:
         """Takes in a generator.
 
         Raises:
-            InvalidArgument: Its URL is none, or its name or its URL is another one's.
+            InvalidArgument: Its URL is none, its name or its URL is another one's, or it is there with another model or
+                key.
         """
         if not request.url.startswith(("http://", "https://")):
             raise InvalidArgument(f"url is that of a vLLM server, such as http://gpu3:8000, not {request.url!r}")
@@ -144,6 +145,11 @@ class Generators:
             raise InvalidArgument(
                 f"the generator {name!r} is at {before.url}: remove it first, or give this one another name"
             )
+        if before is not None and any(
+            given not in ("", known)
+            for given, known in ((request.model, before.model), (request.api_key, before.api_key))
+        ):
+            raise InvalidArgument(f"the generator {name!r} is there with another model or api_key: remove it first")
         if before is None and (same := self._at(request.url)) is not None:
             raise InvalidArgument(f"what is at {request.url} is there already, as {same.name!r}")
         if before is None:

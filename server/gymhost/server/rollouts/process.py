@@ -85,13 +85,14 @@ class RolloutServer:
         if not config.environments:
             raise InvalidArgument("name an environment server to play on (--environments)")
         ensure_free(config.address, config.ADDRESS_OPTION)
-        chat = await asyncio.to_thread(_chat, config)
+        # What is wrong with these is told at once; a tokenizer takes long to load.
         agents = _agents(config)
         try:
             store = JobStore(config.store)
         except StoreError as error:
             raise ServerUnavailable(f"{error} (--jobs-file)") from None
         stack.push_async_callback(store.aclose)
+        chat = await asyncio.to_thread(_chat, config)
         source = Servers(config.environments, config.environments_token, _tls(config))
         stack.push_async_callback(asyncio.to_thread, source.close)
         generators = Generators(store, config.generators, config.default_limits.generation_seconds)
