@@ -41,7 +41,18 @@ def environment_server(log: Path, *modules: str) -> Generator[Server]:
     with log.open("w") as errors:
         # A session of its own: Ctrl-C in the terminal reaches the demo alone, which then stops the server.
         process = subprocess.Popen(
-            [sys.executable, "-m", "gymhost.cli", "serve", *modules, "--address", "127.0.0.1:0", "--grace", "2"],
+            [
+                sys.executable,
+                "-m",
+                "gymhost.cli",
+                "serve",
+                *modules,
+                "--no-dashboard",
+                "--address",
+                "127.0.0.1:0",
+                "--grace",
+                "2",
+            ],
             env=os.environ | {"GYMHOST_TOKEN": token},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

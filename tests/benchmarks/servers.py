@@ -12,15 +12,36 @@ _UVICORN = ("uvicorn", "tests.benchmarks.openenv_echo:app", "--log-level", "warn
 
 # What follows `python -m` to run each server.
 _SERVERS: dict[str, tuple[str, ...]] = {
-    "gymhost": ("gymhost.cli", "serve", "tests.benchmarks.gymhost_environments", "--address", "ADDRESS"),
-    "rollouts": ("gymhost.cli", "serve", "tests.benchmarks.rollout_environments", "--address", "ADDRESS"),
+    "gymhost": (
+        "gymhost.cli",
+        "serve",
+        "--no-dashboard",
+        "tests.benchmarks.gymhost_environments",
+        "--address",
+        "ADDRESS",
+    ),
+    "rollouts": (
+        "gymhost.cli",
+        "serve",
+        "--no-dashboard",
+        "tests.benchmarks.rollout_environments",
+        "--address",
+        "ADDRESS",
+    ),
     "completions": ("tests.benchmarks.completions", "ADDRESS", "FOLDER"),
     "service": (
         *("gymhost.cli", "serve", "--rollouts", "--rollouts-address", "ADDRESS", "--environments", "ENVIRONMENTS"),
         *("--tokenizer", "FOLDER", "--renderer", "qwen3", "--generator", "GENERATOR", "--jobs-file", "FILE"),
-        *("--rollouts-run", "RUN"),
+        *("--rollouts-run", "RUN", "--no-dashboard"),
     ),
-    "sandboxes": ("gymhost.cli", "serve", "tests.benchmarks.sandbox_environments", "--address", "ADDRESS"),
+    "sandboxes": (
+        "gymhost.cli",
+        "serve",
+        "--no-dashboard",
+        "tests.benchmarks.sandbox_environments",
+        "--address",
+        "ADDRESS",
+    ),
     "openenv": (*_UVICORN, "--loop", "asyncio", "--port", "PORT"),
     "openenv-best": (*_UVICORN, "--loop", "uvloop", "--workers", "2", "--port", "PORT"),
     "raw": ("tests.benchmarks.raw_tcp", "serve", "ADDRESS"),

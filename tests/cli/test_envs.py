@@ -33,10 +33,10 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 def test_a_server_s_environments_are_listed_but_for_gymnasium_s(running: Serving):
     said = gymhost("envs", "--server", running.address)
     head, *lines = said.stdout.splitlines()
-    assert head.split() == ["ID", "MODE", "ISOLATION", "SOURCE", "DESCRIPTION"]
+    assert head.split() == ["ID", "MODE", "ISOLATION", "SOURCE", "LICENCE", "DESCRIPTION"]
     assert [line.split()[0] for line in lines] == [*SHELF, "test/Mine-v0"]
     source = f"gymhost {importlib.metadata.version('gymhost')}"
-    assert re.split(" {2,}", lines[-1]) == ["test/Mine-v0", "inline", "shared", source, "One of my own."]
+    assert re.split(" {2,}", lines[-1]) == ["test/Mine-v0", "inline", "shared", source, "Apache-2.0", "One of my own."]
     assert "--all lists them" in said.stderr
 
 

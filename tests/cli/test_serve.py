@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from gymhost.cli.app import gymhost as command
 from gymhost.client import ServerUnavailable, SessionLost, connect, make
-from gymhost.server import server
+from gymhost.server import serving as all_of_it
 from gymhost.server.config import ServerConfig
 from gymhost.server.tokens import hash_of
 from support.certificates import Authority
@@ -206,7 +206,7 @@ def configure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GYMHOST_TOKEN", raising=False)
     ran: list[ServerConfig] = []
-    monkeypatch.setattr(server, "run", lambda config, **_: ran.append(config))
+    monkeypatch.setattr(all_of_it, "serve", lambda config, *_, **__: ran.append(config))
 
     def configuration(*arguments: str) -> ServerConfig:
         result = CliRunner().invoke(command, ["serve", *arguments])

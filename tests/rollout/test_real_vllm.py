@@ -124,6 +124,20 @@ class TestOneServer:
         assert server.metric("generation_tokens_total") - before < count * 100
         await generator.update(player(), 2)
 
+    async def test_it_tells_what_it_had_in_its_prefix_cache(self, generator: VllmServerGenerator) -> None:
+        before = await generator.prefix_cache()
+        assert before is not None
+        prompt = [20 + at % 7 for at in range(LENGTH - 20)]
+        for turn in range(3):
+            await generator.generate(prompt, Sampling(max_tokens=1), request_id=f"cached/{turn}")
+        after = await generator.prefix_cache()
+        assert after is not None
+        assert after.prompt_tokens - before.prompt_tokens == 3 * len(prompt)
+        found = after.cached_tokens - before.cached_tokens
+        # The second and the third find all blocks of the first, but for the last, which is not full.
+        assert found % 2 == 0
+        assert len(prompt) // 2 < found // 2 <= len(prompt)
+
     @pytest.mark.parametrize("in_flight", ["wait", "cut", "keep"])
     async def test_new_weights_in_the_middle_are_visible_and_nowhere_mixed_unmarked(
         self, generator: VllmServerGenerator, in_flight: InFlight

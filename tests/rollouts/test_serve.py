@@ -82,7 +82,7 @@ def with_rollouts(
 def alone(sampler: Sampler, folder: Path, *arguments: str) -> Generator[tuple["subprocess.Popen[str]", str]]:
     """A `gymhost serve` that runs a rollout service alone; yields it and its address."""
     options = ("--rollouts", "--tokenizer", tokenizer_folder(), "--renderer", "qwen3", "--generator", sampler.url)
-    command = [*COMMAND, "serve", *options, *arguments]
+    command = [*COMMAND, "serve", "--no-dashboard", *options, *arguments]
     with running(command, cwd=folder, env=environment(), stdin=subprocess.DEVNULL) as process:
         assert process.stdout is not None
         match = re.search(r"takes rollout jobs on (\S+);", process.stdout.readline())

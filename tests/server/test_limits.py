@@ -9,6 +9,7 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import Descriptor
 
 from gymhost.v1 import environments_pb2 as pb
+from gymhost.v1 import operations_pb2 as operations_pb
 from gymhost.v1 import rollouts_pb2 as rollouts_pb
 from gymhost.wire import values
 from gymhost.wire.errors import InvalidArgument
@@ -17,6 +18,7 @@ from support.raw import RawStream, channel_to, create, error_of, stub_to, traili
 from support.server import ServerProcess
 
 METHODS = pb.DESCRIPTOR.services_by_name["EnvironmentService"].methods_by_name
+OPERATIONS = operations_pb.DESCRIPTOR.services_by_name["OperationsService"].methods_by_name
 ROLLOUTS = rollouts_pb.DESCRIPTOR.services_by_name["RolloutService"].methods_by_name
 # What travels as the payload of a command.
 PAYLOADS = (
@@ -50,7 +52,7 @@ def requests() -> dict[str, Descriptor]:
             if field.message_type is not None:
                 add(field.message_type)
 
-    for method in (*METHODS.values(), *ROLLOUTS.values()):
+    for method in (*METHODS.values(), *ROLLOUTS.values(), *OPERATIONS.values()):
         add(method.input_type)
     for payload in PAYLOADS:
         add(payload.DESCRIPTOR)

@@ -10,29 +10,34 @@ from gymhost.client import PermissionDenied, connect
 from gymhost.server.identity import RPC_ROLES
 from gymhost.server.tokens import Role
 from gymhost.v1 import environments_pb2 as pb
+from gymhost.v1 import environments_pb2_grpc as rpc
+from gymhost.v1 import operations_pb2 as operations_pb
+from gymhost.v1 import operations_pb2_grpc as operations_rpc
 from gymhost.v1 import rollouts_pb2 as rollouts_pb
-from support.raw import RawStream, bearer, create, error_of, stub_to
+from support.raw import RawStream, bearer, channel_to, create, error_of, stub_to
 from support.server import ServerProcess
 
 StartServer = Callable[..., ServerProcess]
 
 TOKENS = {"read": "reader read-only", "use": "user", "rule": "ruler admin"}
 SERVICE = pb.DESCRIPTOR.services_by_name["EnvironmentService"]
+OPERATIONS = operations_pb.DESCRIPTOR.services_by_name["OperationsService"]
 
 
 def test_every_rpc_has_a_role() -> None:
     rollouts = rollouts_pb.DESCRIPTOR.services_by_name["RolloutService"]
-    assert set(RPC_ROLES) == {method.name for method in (*SERVICE.methods, *rollouts.methods)}
+    assert set(RPC_ROLES) == {method.name for method in (*SERVICE.methods, *rollouts.methods, *OPERATIONS.methods)}
 
 
-async def status_of(stub: Any, method: Any, token: str | None) -> grpc.StatusCode:
+async def status_of(stub: Any, method: Any, token: str | None, messages: Any = pb) -> grpc.StatusCode:
     """How a call with an empty request ends."""
     metadata = bearer(token)
     try:
         if method.client_streaming:
             async with RawStream(stub, token):
                 return grpc.StatusCode.OK
-        await getattr(stub, method.name)(getattr(pb, method.input_type.name)(), metadata=metadata)
+        call = getattr(stub, method.name)(getattr(messages, method.input_type.name)(), metadata=metadata)
+        await (call.read() if method.server_streaming else call)
     except grpc.aio.AioRpcError as error:
         # What a stream's first write ran into is of the client's own making.
         return await stub.Interact(metadata=metadata).code() if method.client_streaming else error.code()
@@ -44,14 +49,20 @@ async def status_of(stub: Any, method: Any, token: str | None) -> grpc.StatusCod
 async def test_every_rpc_is_refused_to_those_below_its_role(shared_server: StartServer) -> None:
     server = shared_server(workers=1, tokens=TOKENS)
     denied, unknown = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED
-    async with stub_to(server.address) as stub:
-        for method in SERVICE.methods:
-            assert await status_of(stub, method, None) == unknown, method.name
-            assert await status_of(stub, method, "guess") == unknown, method.name
+    async with channel_to(server.address) as channel:
+        stub = rpc.EnvironmentServiceStub(channel)
+        operations: Any = operations_rpc.OperationsServiceStub(channel)
+        of_both = [(stub, pb, method) for method in SERVICE.methods]
+        of_both += [(operations, operations_pb, method) for method in OPERATIONS.methods]
+        for stub, messages, method in of_both:
+            assert await status_of(stub, method, None, messages) == unknown, method.name
+            assert await status_of(stub, method, "guess", messages) == unknown, method.name
             for token, role in (("read", Role.READ_ONLY), ("use", Role.USER), ("rule", Role.ADMIN)):
-                status = await status_of(stub, method, token)
+                status = await status_of(stub, method, token, messages)
                 # Requests are empty: who may make them is told so.
                 assert (status == denied) == (role < RPC_ROLES[method.name]), (method.name, token, status)
+        resume = operations_pb.DrainServerRequest(resume=True)  # others share the server
+        await operations.DrainServer(resume, metadata=bearer("rule"))
 
 
 async def test_every_command_on_a_stream_is_refused_to_those_who_only_read(shared_server: StartServer) -> None:

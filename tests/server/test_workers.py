@@ -227,7 +227,8 @@ async def test_what_environments_print_is_in_the_log_with_their_session(server: 
         await session.reset()
         await session.step("hello there")
         assert session._lane is not None
-        label = f"[test/Noisy-v0#{session._lane.number & 0xFFFFFFFF}]"
+        number = session._lane.number
+        label = f"INFO [test/Noisy-v0 {number >> 32}-{number & 0xFFFFFFFF}]"
         await until(lambda: f"{label} said: hello there\n" in server.log)
         await until(lambda: f"{label} complained: hello there\n" in server.log)
 

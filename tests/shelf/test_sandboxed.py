@@ -204,9 +204,9 @@ def task(tmp_path: Path) -> Path:
     ("script", "why"),
     [
         ("echo 1e9 >/logs/verifier/reward.txt", "no number from 0 to 1"),
-        ("echo nan >/logs/verifier/reward.txt", "no number from 0 to 1"),
+        ("echo nan >/logs/verifier/reward.txt", "which is no number"),
         ("echo -0.5 >/logs/verifier/reward.txt", "no number from 0 to 1"),
-        ("""echo '{"reward": true}' >/logs/verifier/reward.json""", "no number from 0 to 1"),
+        ("""echo '{"reward": true}' >/logs/verifier/reward.json""", "which is no number"),
         ("""echo '{"reward": ' >/logs/verifier/reward.json""", "no JSON"),
         ("mkdir /logs/verifier/reward.txt", "can't be read"),
         ("mkfifo /logs/verifier/reward.txt", "can't be read"),

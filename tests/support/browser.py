@@ -16,7 +16,14 @@ import httpx
 
 from support.server import PATIENCE
 
-KEYS = {"Escape": "\ue00c", "ArrowLeft": "\ue012", "ArrowUp": "\ue013", "ArrowRight": "\ue014", "ArrowDown": "\ue015"}
+KEYS = {
+    "Enter": "\ue007",
+    "Escape": "\ue00c",
+    "ArrowLeft": "\ue012",
+    "ArrowUp": "\ue013",
+    "ArrowRight": "\ue014",
+    "ArrowDown": "\ue015",
+}
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # what the standard calls an element's reference
 
 
@@ -42,6 +49,10 @@ class Browser:
         self._post("url", url=path.resolve().as_uri() + fragment)
         self.wait("!document.querySelector('#reader').textContent.startsWith('Loading')")
         return self
+
+    def visit(self, url: str) -> None:
+        """Opens an address."""
+        self._post("url", url=url)
 
     def run(self, script: str, *arguments: Any) -> Any:
         """What a piece of JavaScript returns."""

@@ -76,8 +76,10 @@ class Serving:
 def serving(
     *arguments: str, cwd: Path | None = None, address: str = "127.0.0.1:0", **variables: str
 ) -> Generator[Serving, None, None]:
-    """Runs `gymhost serve` with one worker; it is killed at the end if it still runs."""
+    """Runs `gymhost serve` with one worker and no dashboard; it is killed at the end if it still runs."""
     options: dict[str, Any] = {"cwd": cwd, "env": environment(**variables), "stdin": subprocess.DEVNULL}
-    words = [*COMMAND, "serve", "--workers", "1", *(["--address", address] if address else []), *arguments]
+    shown = any(word.startswith("--dashboard") for word in arguments)
+    words = [*COMMAND, "serve", "--workers", "1", *(["--address", address] if address else [])]
+    words += arguments if shown else ["--no-dashboard", *arguments]
     with running(words, **options) as process:
         yield Serving(process)

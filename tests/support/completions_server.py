@@ -42,6 +42,8 @@ class CompletionsServer:
         self.url = ""
         self.version = 0
         self.refuses_weights = False
+        self.cached = 0
+        self.metrics = True
         self.loads = asyncio.Event()
         self.loads.set()
         self.config = {
@@ -108,7 +110,7 @@ class CompletionsServer:
                     self.changed.set()
                     return
                 status, content = answered.result()
-                data = json.dumps(content).encode()
+                data = content.encode() if isinstance(content, str) else json.dumps(content).encode()
                 writer.write(
                     f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
                     "Connection: close\r\n\r\n".encode()
@@ -132,6 +134,8 @@ class CompletionsServer:
                 return 200, {}
             case "/v1/models":
                 return 200, {"data": [{"id": "model", "max_model_len": self.max_model_len}]}
+            case "/metrics" if self.metrics:
+                return 200, self._metrics()
             case "/v1/completions":
                 return await self._complete(json.loads(body))
             case _ if self._dev_mode:
@@ -139,6 +143,17 @@ class CompletionsServer:
                 return await self._control(url.path, parse_qs(url.query), json.loads(body) if body else None)
             case _:
                 return 404, {"detail": "Not Found"}
+
+    def _metrics(self) -> str:
+        """What vLLM tells of its prefix cache, of two engines."""
+        prompts = sum(len(body["prompt"]) for body in self.bodies)
+        lines = ["# TYPE vllm:prefix_cache_queries_total counter"]
+        for engine, part in enumerate((prompts // 2, prompts - prompts // 2)):
+            lines.append(f'vllm:prefix_cache_queries_total{{engine="{engine}",model_name="a {{b}}"}} {part:.1f}')
+        lines.append(f'vllm:prefix_cache_hits_total{{engine="0",model_name="a {{b}}"}} {self.cached:e}')
+        lines.append('vllm:prefix_cache_hits_created{engine="0",model_name="a {b}"} 1.7e+09')
+        lines.append('vllm:external_prefix_cache_hits_total{engine="0",model_name="a {b}"} 5.0')
+        return "\n".join(lines) + "\n"
 
     async def _complete(self, request: dict[str, Any]) -> tuple[int, Any]:
         if request["top_k"] == 1 and request["max_tokens"] == 1:  # asked for the choice that is certain

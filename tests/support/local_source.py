@@ -20,7 +20,12 @@ class LocalSession:
         ]
 
     async def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None, timeout: float | None = None
+        self,
+        *,
+        seed: int | None = None,
+        options: dict[str, Any] | None = None,
+        timeout: float | None = None,
+        label: str = "",
     ) -> tuple[Any, dict[str, Any]]:
         return await _result(getattr(self.env, "areset", self.env.reset)(seed=seed, options=options))
 

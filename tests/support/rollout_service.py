@@ -42,7 +42,7 @@ class RolloutServiceProcess:
         """Starts it, and waits until it listens; again at the same address after it has ended."""
         begin = len(self.log)
         self._process = subprocess.Popen(
-            [*COMMAND, "serve", "--rollouts", "--rollouts-address", self.address, *self._options],
+            [*COMMAND, "serve", "--rollouts", "--no-dashboard", "--rollouts-address", self.address, *self._options],
             env=environment(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"),
             stdin=subprocess.DEVNULL,
             stdout=self._log,

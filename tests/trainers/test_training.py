@@ -50,7 +50,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server() -> Iterator[RemoteServer]:
     """A server with one token: this connection and the scripts are the same identity, so it tells of their sessions."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "gymhost.cli", "serve", "--address", "127.0.0.1:0", "--workers", "1"],
+        [sys.executable, "-m", "gymhost.cli", "serve", "--no-dashboard", "--address", "127.0.0.1:0", "--workers", "1"],
         env=os.environ | {"GYMHOST_TOKEN": TOKEN},
         stdout=subprocess.PIPE,
         text=True,

@@ -24,6 +24,7 @@ COMMANDS = {
     "rollout": ("gymhost.cli.rollout", "Have a model play an environment, and say how well it does."),
     "serve": ("gymhost.cli.serve", "Host environments until Ctrl-C or SIGTERM."),
     "token": ("gymhost.cli.token", "Make a token, and the line of the token file that lets it in."),
+    "top": ("gymhost.cli.top", "See what a server does, in the terminal."),
     "version": ("gymhost.cli.version", "Show the versions of gymhost and of what it builds on."),
     "view": ("gymhost.cli.view", "Write rollouts as a page to read in a browser."),
 }

@@ -136,6 +136,7 @@ def as_dict(one: "EnvironmentDescription") -> dict[str, Any]:
         "mode": one.mode,
         "isolation": one.isolation,
         "source": one.source,
+        "licence": one.licence,
         "description": one.description,
         "step_timeout": one.step_timeout,
         "reset_timeout": one.reset_timeout,
@@ -156,11 +157,12 @@ def as_dict(one: "EnvironmentDescription") -> dict[str, Any]:
 
 def table(environments: Sequence["EnvironmentDescription"]) -> list[str]:
     """A line an environment, under a line of headings; on a terminal none is wider than it."""
-    rows = [("ID", "MODE", "ISOLATION", "SOURCE", "DESCRIPTION")]
+    rows = [("ID", "MODE", "ISOLATION", "SOURCE", "LICENCE", "DESCRIPTION")]
     rows += [
-        (one.id, one.mode, one.isolation, one.source or "-", " ".join(one.description.split())) for one in environments
+        (one.id, one.mode, one.isolation, one.source or "-", one.licence or "-", " ".join(one.description.split()))
+        for one in environments
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
     limit = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10**6
     lines: list[str] = []
     for *cells, last in rows:
@@ -174,7 +176,7 @@ def describe(one: "EnvironmentDescription") -> str:
     """All that is known of an environment, for people."""
     lines = [one.id]
     lines += [f"  {line}" for line in one.description.splitlines()]
-    lines += ["", *_field("Source", one.source or "not known")]
+    lines += ["", *_field("Source", ", ".join(filter(None, (one.source, one.licence))) or "not known")]
     lines += _field("Runs", f"mode {one.mode}, isolation {one.isolation}")
     memory = "" if one.memory_limit is None else f", its worker's memory {one.memory_limit / 2**20:,.0f} MiB"
     lines += _field("Limits", f"a step {_seconds(one.step_timeout)}, a reset {_seconds(one.reset_timeout)}{memory}")

@@ -13,6 +13,7 @@ import click
 from gymhost.cli.app import Failure
 from gymhost.cli.extras import need
 from gymhost.cli.options import GroupedCommand, option, server_options
+from gymhost.cli.words import print_table
 
 if TYPE_CHECKING:
     from gymhost.rollout.service import Job, RolloutClient
@@ -113,7 +114,7 @@ def list_jobs(rollouts: "RolloutClient", everyone: bool, states: Sequence[Any], 
     if as_json:
         click.echo(json.dumps([jobs_views.as_dict(job) for job in found], indent=2))
     else:
-        jobs_views.print_table(jobs_views.job_rows(found, everyone=everyone))
+        print_table(jobs_views.job_rows(found, everyone=everyone))
 
 
 @command.command("show", cls=GroupedCommand, short_help="Show all that is known of a job.")
@@ -151,7 +152,7 @@ def show(rollouts: "RolloutClient", job: str, limit: int | None, as_json: bool) 
         click.echo(line)
     if limit:
         click.echo()
-        jobs_views.print_table(jobs_views.rollout_rows(flying))
+        print_table(jobs_views.rollout_rows(flying))
 
 
 @command.command("watch", cls=GroupedCommand, short_help="Watch a job until it has ended.")
@@ -306,7 +307,7 @@ def list_generators(rollouts: "RolloutClient", as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([jobs_views.as_dict(each) for each in found], indent=2))
     else:
-        jobs_views.print_table(jobs_views.generator_rows(found))
+        print_table(jobs_views.generator_rows(found))
 
 
 @generators.command("add", cls=GroupedCommand, short_help="Take one in.")

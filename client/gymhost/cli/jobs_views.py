@@ -2,18 +2,14 @@
 
 import dataclasses
 import re
-import shutil
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import click
-
-from gymhost.cli.rollout_progress import clock, in_short
+from gymhost.cli.words import clock, in_short
 from gymhost.rollout.service import GeneratorStatus, JobStatus, RolloutStatus
 
-__all__ = ["as_dict", "describe", "generator_rows", "job_rows", "name_of", "print_table", "rollout_rows"]
+__all__ = ["as_dict", "describe", "generator_rows", "job_rows", "name_of", "rollout_rows"]
 
 # As much of an id as people are shown; a key that nobody gave is none to show.
 _SHORT = 12
@@ -23,15 +19,6 @@ _MADE_KEY = re.compile("[0-9a-f]{32}")
 def as_dict(status: Any) -> dict[str, Any]:
     """What JSON says of a status."""
     return dataclasses.asdict(status)
-
-
-def print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Prints rows, the first of which are headings; on a terminal none is wider than it."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    limit = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10**6
-    for row in rows:
-        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        click.echo(line if len(line) <= limit else line[: limit - 1] + "…")
 
 
 def job_rows(jobs: Sequence[JobStatus], *, everyone: bool) -> list[list[str]]:

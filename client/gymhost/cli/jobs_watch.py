@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from gymhost.cli.jobs_views import name_of
-from gymhost.cli.rollout_progress import Progress, in_short
+from gymhost.cli.rollout_progress import Progress
+from gymhost.cli.words import in_short
 from gymhost.rollout.service import Job, JobStatus, RolloutClient
 
 __all__ = ["Rate", "line_of", "panel_of", "watch"]

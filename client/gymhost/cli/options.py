@@ -12,6 +12,7 @@ import click
 __all__ = [
     "OTHERS",
     "GroupedCommand",
+    "access_options",
     "extend_import_path",
     "kwargs_option",
     "module_options",
@@ -84,13 +85,8 @@ def extend_import_path(folders: Sequence[str]) -> None:
     sys.path[:] = dict.fromkeys([str(Path(folder).resolve()) for folder in (".", *folders)] + sys.path)
 
 
-def server_options(group: str, variable: str | None = None) -> Callable[[F], F]:
-    """The options that say which server it is, and how it is reached: what `connect` takes as `token` and `tls`.
-
-    Args:
-        group: Their group in the help.
-        variable: The environment variable that may name the server.
-    """
+def access_options(group: str) -> Callable[[F], F]:
+    """The options that say how a server is reached: what `connect` takes as `token` and `tls`."""
 
     def decorate(function: F) -> F:
         @functools.wraps(function)
@@ -110,10 +106,24 @@ def server_options(group: str, variable: str | None = None) -> Callable[[F], F]:
             ("ca", "The authority of the server's certificate in PEM: TLS is spoken; without it, GYMHOST_TLS_CA."),
         ):
             decorated = option(f"--tls-{name}", group=group, metavar="FILE", type=file, help=help)(decorated)
-        decorated = option("--token", group=group, help=token)(decorated)
+        return option("--token", group=group, help=token)(decorated)
+
+    return decorate
+
+
+def server_options(group: str, variable: str | None = None) -> Callable[[F], F]:
+    """The options that say which server it is, and how it is reached.
+
+    Args:
+        group: Their group in the help.
+        variable: The environment variable that may name the server.
+    """
+
+    def decorate(function: F) -> F:
         else_it = f" Without it, that of {variable}." if variable else ""
         address = f"HOST:PORT or unix:PATH.{else_it}"
-        return option("--server", group=group, metavar="ADDRESS", envvar=variable, help=address)(decorated)
+        named = option("--server", group=group, metavar="ADDRESS", envvar=variable, help=address)
+        return named(access_options(group)(function))
 
     return decorate
 

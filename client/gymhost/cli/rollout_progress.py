@@ -2,8 +2,6 @@
 
 import logging
 import os
-import re
-import textwrap
 import time
 from collections import Counter, deque
 from dataclasses import dataclass
@@ -16,16 +14,15 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from gymhost.cli.words import clock, in_short
 from gymhost.rollout.status import Status
 from gymhost.rollout.summary import Tally
 
-__all__ = ["Lines", "Panel", "Progress", "Standing", "clock", "in_short", "progress"]
+__all__ = ["Lines", "Panel", "Progress", "Standing", "progress"]
 
 _LINE_SECONDS = 5.0
 _WINDOW_SECONDS = 10.0
 _ALIKE = 3
-_LONGEST = 240
-_ORDERS = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True)
@@ -231,11 +228,6 @@ class _Warnings(logging.Handler):
             self._progress.say(f"{in_short(record.getMessage())}{more}")
 
 
-def in_short(text: str) -> str:
-    """A text, such as an environment's, in one line, without what a terminal would take for orders."""
-    return textwrap.shorten(_ORDERS.sub("\ufffd", text), _LONGEST, placeholder=" ...")
-
-
 def progress(console: Console, *, quiet: bool) -> Progress:
     """What suits where it is shown."""
     if quiet:
@@ -262,10 +254,3 @@ def _failed(standing: Standing) -> str:
     if standing.status.retries:
         parts.append(f"{standing.status.retries:,} tried again")
     return ", ".join(parts)
-
-
-def clock(seconds: float) -> str:
-    """Seconds as a clock has them: 1:05, or 2:00:00."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

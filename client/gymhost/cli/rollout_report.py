@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gymhost.cli.rollout_progress import in_short
 from gymhost.cli.rollout_run import Ending
+from gymhost.cli.words import in_short
 from gymhost.rollout.summary import Estimate, Failures, Spread, Summary
 
 __all__ = ["Report", "cause"]

@@ -13,18 +13,19 @@ from click.core import ParameterSource
 from gymhost.cli.app import Failure
 from gymhost.cli.extras import need, need_installed
 from gymhost.cli.options import OTHERS, GroupedCommand, option
+from gymhost.cli.serve_dashboard import Wanted, dashboard_at, dashboard_options
+from gymhost.cli.serve_dashboard import wanted as dashboard_wanted
 from gymhost.cli.serve_rollouts import configure as configure_rollouts
 from gymhost.cli.serve_rollouts import rollouts_options
 from gymhost.server.config import ServerConfig
-from gymhost.server.settings import LOG_LEVELS, DoorSettings, parse_size, read_file
+from gymhost.server.settings import LOG_FORMATS, LOG_LEVELS, DoorSettings, parse_size, read_file
 from gymhost.server.tokens import hash_of, new_token
 from gymhost.wire.errors import Error, InvalidArgument
 
 if TYPE_CHECKING:
-    from gymhost.server.rollouts.beside import ServerWithRollouts
     from gymhost.server.rollouts.config import RolloutsConfig
-    from gymhost.server.rollouts.process import RolloutServer
     from gymhost.server.server import Server
+    from gymhost.server.serving import DashboardWanted, Serving
 
 __all__ = ["command"]
 
@@ -258,7 +259,14 @@ def setting(name: str, group: str, help: str, **how: Any) -> Any:
     metavar="N",
 )
 @rollouts_options
+@dashboard_options
 @setting("log_level", OTHERS, "How much to log, to stderr.", type=click.Choice(LOG_LEVELS))
+@setting(
+    "log_format",
+    OTHERS,
+    "How to log: lines of text, or an object of JSON a line, with the ids of sessions and rollouts as fields.",
+    type=click.Choice(LOG_FORMATS),
+)
 @click.pass_context
 def command(ctx: click.Context, config_file: Path | None, new: bool, **options: Any) -> None:
     """Host environments until Ctrl-C or SIGTERM; the same once more stops at once.
@@ -320,26 +328,25 @@ def command(ctx: click.Context, config_file: Path | None, new: bool, **options: 
         for name, value in options.items()
         if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT and value not in ((), {})
     }
+    about_dashboard = {name: given.pop(name) for name in ("dashboard", "no_dashboard") if name in given}
     about_rollouts = {name: given.pop(name) for name in list(given) if name.startswith("rollouts")}
     tokens = _tokens(new)
     settings = (read_file(config_file) if config_file is not None else {}) | given
+    dashboard = dashboard_wanted(settings, about_dashboard)
     rollouts = configure_rollouts(settings, about_rollouts, tokens)
     if rollouts is not None and rollouts.environments:
-        _serve_rollouts(rollouts)
+        _serve_rollouts(rollouts, dashboard)
     else:
-        _serve(_configure(settings, tokens), rollouts)
+        _serve(_configure(settings, tokens), rollouts, dashboard)
 
 
-def _serve(config: ServerConfig, rollouts: "RolloutsConfig | None") -> None:
-    """Hosts environments, and runs the rollout service beside them if there is to be one."""
-    _, server = need("server", "gymhost serve", "gymhost.envs", "gymhost.server.server")
+def _serve(config: ServerConfig, rollouts: "RolloutsConfig | None", dashboard: Wanted) -> None:
+    """Hosts environments, and runs beside them what there is to be."""
+    _, serving = need("server", "gymhost serve", "gymhost.envs", "gymhost.server.serving")
+    if rollouts is not None:
+        _need_rollouts()
     try:
-        if rollouts is None:
-            server.run(config, on_ready=_announce)
-        else:
-            _need_rollouts()
-            [beside] = need("server", "gymhost serve", "gymhost.server.rollouts.beside")
-            beside.run(config, rollouts, on_ready=_announce_both)
+        serving.serve(config, rollouts, _dashboard(dashboard, config, alone=False), on_ready=_announce_all)
     except Error as error:
         missing = _NOT_FOUND.search(error.message)
         # A module that is there may also lack one that it imports.
@@ -348,16 +355,28 @@ def _serve(config: ServerConfig, rollouts: "RolloutsConfig | None") -> None:
         raise Failure(f"{error.message} (a module's name, not a path; --app-dir adds a folder)") from error
 
 
-def _serve_rollouts(config: "RolloutsConfig") -> None:
+def _serve_rollouts(config: "RolloutsConfig", dashboard: Wanted) -> None:
     """Runs the rollout service alone."""
-    need("server", "gymhost serve", "gymhost.server.listener")
+    [serving] = need("server", "gymhost serve", "gymhost.server.serving")
     _need_rollouts()
-    [service] = need("rollout", "gymhost serve --rollouts", "gymhost.server.rollouts.process")
 
-    def announce(running: "RolloutServer") -> None:
-        _say_rollouts(running.address, config)
+    def announce(running: "Serving") -> None:
+        _say_rollouts(running.rollouts_address, config)
+        _say_dashboard(running, config)
 
-    service.run(config, on_ready=announce)
+    serving.serve_rollouts(config, _dashboard(dashboard, config, alone=True), on_ready=announce)
+
+
+def _dashboard(said: Wanted, door: DoorSettings, *, alone: bool) -> "DashboardWanted | None":
+    """The dashboard that there is to be."""
+    [serving] = need("server", "gymhost serve", "gymhost.server.serving")
+    address, why_not = dashboard_at(said, door, alone=alone)
+    if why_not:
+        click.echo(f"there is no dashboard: {why_not}", err=True)
+    if not address:
+        return None
+    need_installed("server", "the dashboard of gymhost serve", "starlette", "uvicorn", "prometheus_client")
+    return serving.DashboardWanted(address, needed=bool(said.address))
 
 
 def _need_rollouts() -> None:
@@ -399,10 +418,25 @@ def _announce(server: "Server") -> None:
     )
 
 
-def _announce_both(both: "ServerWithRollouts") -> None:
-    """Says that the server listens, and the rollout service beside it."""
-    _announce(both.server)
-    _say_rollouts(both.rollouts_address, both.server.config)
+def _announce_all(running: "Serving") -> None:
+    """Says that the server listens, and what is beside it."""
+    assert running.environments is not None
+    _announce(running.environments)
+    if running.rollouts_address:
+        _say_rollouts(running.rollouts_address, running.environments.config)
+    _say_dashboard(running, running.environments.config)
+
+
+def _say_dashboard(running: "Serving", config: DoorSettings) -> None:
+    dashboard = running.dashboard
+    if dashboard is None:
+        return
+    if dashboard.problem:
+        click.echo(f"there is no dashboard: {dashboard.problem} (--dashboard ADDRESS)", err=True)
+        return
+    host, _, port = dashboard.address.rpartition(":")
+    shown = f"{socket.gethostname()}:{port}" if host.strip("[]") in ("0.0.0.0", "::") else dashboard.address
+    click.echo(f"gymhost shows all of it on {'https' if config.tls_cert else 'http'}://{shown}/")
 
 
 def _say_rollouts(address: str, config: DoorSettings) -> None:

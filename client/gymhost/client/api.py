@@ -80,6 +80,7 @@ class EnvironmentDescription:
         mode: How its code runs: `thread`, `async` or `inline`.
         isolation: `shared` or `process`.
         source: The distribution that registered it; empty where that is not known.
+        licence: The licence of that, as it says itself; empty where that is not known.
         step_timeout: Seconds that a step may take; None for no limit.
         reset_timeout: Seconds that a reset may take; None for no limit.
         memory_limit: Bytes that the worker of a session may have; None for no limit.
@@ -100,6 +101,7 @@ class EnvironmentDescription:
     source: str
     step_timeout: float | None
     reset_timeout: float | None
+    licence: str = ""
     memory_limit: int | None = None
     replayable: bool = False
     native_vector: bool = False
@@ -119,6 +121,7 @@ class EnvironmentDescription:
             mode=pb.RunMode.Name(info.run_mode).removeprefix("RUN_MODE_").lower(),
             isolation=pb.Isolation.Name(info.isolation).removeprefix("ISOLATION_").lower(),
             source=info.source,
+            licence=info.licence,
             step_timeout=info.step_timeout_ms / 1000 or None,
             reset_timeout=info.reset_timeout_ms / 1000 or None,
             memory_limit=info.memory_limit_bytes or None,

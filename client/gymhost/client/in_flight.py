@@ -160,6 +160,8 @@ class InFlight:
             self.bulk_wanted.set()
         elif reply.lane == 0 and reply.code == pb.REPLY_CODE_UNAVAILABLE:
             self._connection.draining = True
+        elif reply.lane == 0 and not reply.code:
+            self._connection.draining = False
         elif reply.sequence == 0 and (lane := self.lanes.get(reply.lane)) is not None:
             self.end_lane(lane, failure(reply.code, reply.payload))
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Awaitable
 from typing import Any, Self, TypeVar
 
 from gymhost.client.api import check_address, check_token
@@ -238,7 +238,7 @@ class Operations:
             raise errors.ConnectionLost(f"{self.address} did not answer within {limit:g} s") from None
         return None if response is grpc.aio.EOF else response
 
-    async def _answered(self, answer: Coroutine[Any, Any, T]) -> T:
+    async def _answered(self, answer: Awaitable[T]) -> T:
         try:
             return await answer
         except grpc.aio.AioRpcError as raised:
@@ -258,8 +258,7 @@ class Operations:
         code = raised.code()
         if code is grpc.StatusCode.UNIMPLEMENTED:
             return errors.Unimplemented(
-                f"the server at {self.address} can't be watched: it is none of gymhost's, or an older one "
-                f"({raised.details()})"
+                f"the server at {self.address} does not do this: it is of another kind ({raised.details()})"
             )
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return errors.ConnectionLost(f"{self.address} did not answer within {self._timeout:g} s")

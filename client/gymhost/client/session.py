@@ -272,7 +272,12 @@ class Session:
     # -- commands ------------------------------------------------------------------------------------------------------
 
     async def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None, timeout: float | None = None
+        self,
+        *,
+        seed: int | None = None,
+        options: dict[str, Any] | None = None,
+        timeout: float | None = None,
+        label: str = "",
     ) -> ResetResult:
         """Starts an episode.
 
@@ -280,6 +285,8 @@ class Session:
             seed: As in Gymnasium.
             options: As in Gymnasium; environments of gymhost know `task` and `split`.
             timeout: Seconds after which the server stops the reset; None leaves it to the environment's own limit.
+            label: What you call the episode, such as the id of a rollout, in 128 characters at most: the server's log
+                has it, and those who watch the server see it.
 
         Returns:
             The observation and the info.
@@ -291,7 +298,7 @@ class Session:
         """
         if seed is None and self._lane is not None:
             seed = self._lane.first_seed()
-        return decode_reset(await self._command(pb.COMMAND_KIND_RESET, encode_reset(seed, options), timeout))
+        return decode_reset(await self._command(pb.COMMAND_KIND_RESET, encode_reset(seed, options, label), timeout))
 
     async def step(self, action: Any, *, timeout: float | None = None) -> StepResult:
         """Takes a step.
@@ -495,9 +502,9 @@ def parse(kind: type[_Result], reply: bytes) -> _Result:
         raise errors.DecodeError(f"the server's reply is no {kind.__name__}: {error}") from None
 
 
-def encode_reset(seed: int | None, options: dict[str, Any] | None) -> bytes:
+def encode_reset(seed: int | None, options: dict[str, Any] | None, label: str = "") -> bytes:
     """The payload of a RESET."""
-    command = pb.ResetCommand()
+    command = pb.ResetCommand(label=label)
     if seed is not None:
         try:
             command.seed = seed

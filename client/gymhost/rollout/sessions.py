@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 # Seconds for which a session waits for a next episode.
 _IDLE_SECONDS = 600.0
+# How much of a label servers take.
+_LABEL = 128
 
 
 class Session(Protocol):
@@ -31,9 +33,14 @@ class Session(Protocol):
         ...
 
     async def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None, timeout: float | None = None
+        self,
+        *,
+        seed: int | None = None,
+        options: dict[str, Any] | None = None,
+        timeout: float | None = None,
+        label: str = "",
     ) -> tuple[Any, dict[str, Any]]:
-        """Begins an episode."""
+        """Begins an episode, which its server's operators know by the label."""
         ...
 
     async def step(self, action: Any, *, timeout: float | None = None) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -99,8 +106,12 @@ class Sessions:
         """What a rollout needs to begin; there is no session in it yet."""
         return Lease((request.env_id, _frozen(request.kwargs)))
 
-    async def begin(self, lease: Lease, request: RolloutRequest) -> tuple[Session, Any, dict[str, Any]]:
+    async def begin(
+        self, lease: Lease, request: RolloutRequest, label: str = ""
+    ) -> tuple[Session, Any, dict[str, Any]]:
         """Gets a session and resets it; returns it with what the reset gave.
+
+        The label is what those who watch the server know the episode by.
 
         Whatever this raises, it is `end` that gives back what it had got.
         """
@@ -109,14 +120,14 @@ class Sessions:
             lease.session, lease.manager = session, _ = kept.session, kept.manager
             assert session is not None
             try:
-                return session, *await self._reset(session, request)
+                return session, *await self._reset(session, request, label)
             except (errors.SessionError, errors.ServerUnavailable):
                 # It was lost or expired while nobody looked. The rollout need not wait until it is closed, and no
                 # cancellation of the rollout may interrupt that.
                 lease.session = lease.manager = None
                 self._close_beside(kept)
         session = await self._open(lease, request)
-        return session, *await self._reset(session, request)
+        return session, *await self._reset(session, request, label)
 
     async def prepare(self, request: RolloutRequest) -> None:
         """Opens a session ahead of the rollout that is to begin in it; for sessions that are kept (`reuse`)."""
@@ -140,7 +151,7 @@ class Sessions:
                 # It is for the limit of INIT to say when that was long enough. Not all come back at one moment.
                 await _pause(full.retry_after * random.uniform(1.0, 1.5), full.message)
 
-    async def _reset(self, session: Session, request: RolloutRequest) -> tuple[Any, dict[str, Any]]:
+    async def _reset(self, session: Session, request: RolloutRequest, label: str) -> tuple[Any, dict[str, Any]]:
         options = dict(request.options)
         if request.task is not None:
             options.setdefault("task", request.task)
@@ -148,7 +159,7 @@ class Sessions:
             options.setdefault("split", request.split)
         if session.evaluates:
             options["evaluate_apart"] = True
-        return await session.reset(seed=request.seed, options=options or None)
+        return await session.reset(seed=request.seed, options=options or None, label=label[:_LABEL])
 
     async def end(self, lease: Lease, *, healthy: bool) -> None:
         """Takes a session back: keeps it for the next episode, or closes it.

@@ -86,7 +86,8 @@ class Stages:
                 flight.fail(outcome_of(error, len(trajectory.turns)))
                 logger.debug("rollout of %s failed", trajectory.env_id, exc_info=True)
                 if attempt > limits.retries or not retryable(error):
-                    logger.warning("a rollout of %s %s", trajectory.env_id, trajectory.outcome)
+                    names = {"environment": trajectory.env_id, "rollout": trajectory.id}
+                    logger.warning("a rollout of %s %s", trajectory.env_id, trajectory.outcome, extra=names)
                     break
             self.counts.retries += 1
             pause = min(_RETRY_SECONDS * 2**attempt, _RETRY_SECONDS_MAX)
@@ -112,7 +113,7 @@ class Stages:
             async with self._place(flight, self._begun):
                 in_time = bound("init_seconds", limits.init_seconds, "infrastructure")
                 async with self._place(flight, self._init, "init"), in_time:
-                    session, observation, info = await self._sessions.begin(lease, request)
+                    session, observation, info = await self._sessions.begin(lease, request, trajectory.id)
                 flight.move("ready")
                 async with self._place(flight, self._run, "run"):
                     speaker = Speaker(

@@ -4,6 +4,7 @@ Gymnasium's own registry holds the environments; how each is run by a server is 
 """
 
 import copy
+import dataclasses
 import difflib
 import functools
 import importlib
@@ -18,6 +19,8 @@ from typing import Any, Literal, cast
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
+from gymhost.envs import packages
+from gymhost.envs.packages import Package
 from gymhost.envs.toolenv import ToolEnv
 from gymhost.wire.attributes import is_public
 from gymhost.wire.errors import InvalidArgument
@@ -62,11 +65,13 @@ class Registered:
         id: Its id.
         hosting: How it runs.
         source: The distribution that it comes from, such as `gymhost 0.1.0`; empty where that is not known.
+        licence: The licence of that, as it says itself; empty where that is not known.
     """
 
     id: str
     hosting: Hosting
     source: str
+    licence: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,7 @@ _NOT_HOSTED = ("gymhost/Remote-v0",)
 
 # By the spec that was registered: an id that is registered anew by other means has nothing here.
 _hosting: dict[str, tuple[EnvSpec, Hosting]] = {}
-_sources: dict[str, tuple[EnvSpec, str]] = {}
+_sources: dict[str, tuple[EnvSpec, Package]] = {}
 
 
 def register(
@@ -133,24 +138,30 @@ def register(
     Raises:
         ValueError: A setting has a value that it can't have.
     """
-    _one_of("mode", mode, ("thread", "async", "inline"))
-    _one_of("isolation", isolation, ("shared", "process"))
-    _positive("step_timeout", step_timeout)
-    _positive("reset_timeout", reset_timeout)
-    attributes = _names(attributes)
-    if memory_limit is not None and (memory_limit < 1 or isolation != "process"):
-        raise ValueError(
-            f"memory_limit is a number of bytes above 0 and goes with isolation='process', not {memory_limit!r} with "
-            f"isolation={isolation!r}"
-        )
+    text = inspect.cleandoc(description or "")
+    hosting = _checked(
+        Hosting(mode, isolation, step_timeout, reset_timeout, text, _names(attributes), memory_limit, replayable)
+    )
     if replayable and gymnasium_options.get("nondeterministic"):
         raise ValueError("an environment that is nondeterministic can't be replayable")
     gymnasium.register(  # pyright: ignore[reportUnknownMemberType]
         id, entry_point, kwargs=kwargs, max_episode_steps=max_episode_steps, **gymnasium_options
     )
-    text = inspect.cleandoc(description or "")
-    hosting = Hosting(mode, isolation, step_timeout, reset_timeout, text, attributes, memory_limit, replayable)
     _hosting[id] = (gymnasium.registry[id], hosting)
+
+
+def rehost(id: str, **changes: Any) -> None:
+    """Changes how an environment runs that is registered already.
+
+    Args:
+        id: Its id.
+        **changes: Attributes of `Hosting`.
+
+    Raises:
+        gymnasium.error.UnregisteredEnv: No such id is registered.
+        ValueError: A setting has a value that it can't have.
+    """
+    _hosting[id] = (_spec(id), _checked(dataclasses.replace(hosted(id), **changes)))
 
 
 def hosted(id: str) -> Hosting:
@@ -166,35 +177,56 @@ def hosted(id: str) -> Hosting:
 
 def catalog() -> dict[str, Registered]:
     """Returns all that is registered now, by id: also what was registered with Gymnasium alone."""
-    return {
-        id: Registered(id, hosted(id), _source(spec))
-        for id, spec in sorted(gymnasium.registry.items())
-        if id not in _NOT_HOSTED
-    }
+    listed: dict[str, Registered] = {}
+    for id, spec in sorted(gymnasium.registry.items()):
+        if id not in _NOT_HOSTED:
+            source = _source(spec)
+            listed[id] = Registered(id, hosted(id), str(source or ""), source.licence if source else "")
+    return listed
+
+
+def credit(id: str, package: Package) -> None:
+    """Says what an environment comes from, where that is not the distribution of its entry point.
+
+    Raises:
+        gymnasium.error.UnregisteredEnv: No such id is registered.
+    """
+    _sources[id] = (_spec(id), package)
+
+
+def credited(id: str) -> bool:
+    """Whether it was said what an environment comes from."""
+    return _sources.get(id, (None, None))[0] is gymnasium.registry.get(id)
 
 
 def load(modules: Iterable[str] = ()) -> list[Problem]:
-    """Imports what registers environments: modules by name, and the entry points that installed packages declare.
+    """Loads what registers environments: what is named, and the entry points that installed packages declare.
 
     Args:
-        modules: Names of modules.
+        modules: Names of modules, which are imported, and of other packages' environments, such as `gem:game:Sudoku-v0`
+            (see `gymhost.envs.adapters`).
 
     Returns:
         The entry points that could not be loaded; they keep none of the others from it.
 
     Raises:
-        ImportError: One of the modules could not be imported; its cause has the traceback of the module's own code.
+        ImportError: What one of the names stands for could not be loaded; its cause has the traceback of the module's
+            own code.
     """
     for module in modules:
         try:
-            importlib.import_module(module)
+            if ":" in module:
+                # It registers by means of this module.
+                importlib.import_module("gymhost.envs.adapters").load(module)
+            else:
+                importlib.import_module(module)
         except Exception as error:  # noqa: BLE001 - it is raised on
             raise ImportError(
                 f"can't import the environments of {module!r}: {type(error).__name__}: {error}"
             ) from error.with_traceback(_in_module(error.__traceback__))
     problems: list[Problem] = []
     for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
-        source = "" if entry_point.dist is None else f"{entry_point.dist.name} {entry_point.dist.version}"
+        source = None if entry_point.dist is None else packages.installed(entry_point.dist.name)
         before = dict(gymnasium.registry)
         try:
             loaded = entry_point.load()
@@ -205,7 +237,7 @@ def load(modules: Iterable[str] = ()) -> list[Problem]:
             name = f"{entry_point.name} = {entry_point.value} ({source or 'unknown distribution'})"
             problems.append(Problem(name, f"{type(error).__name__}: {error}", traceback.format_exc()))
         for id, spec in gymnasium.registry.items():
-            if source and before.get(id) is not spec:
+            if source is not None and before.get(id) is not spec:
                 _sources[id] = (spec, source)
     return problems
 
@@ -229,7 +261,8 @@ def make(id: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
     if spec.entry_point is None:
         raise gymnasium.error.Error(f"{id} has no entry point: it can be made only as a vector environment")
     creator = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
-    is_tool_env = isinstance(creator, type) and issubclass(creator, ToolEnv)
+    made: object = creator.func if isinstance(creator, functools.partial) else creator
+    is_tool_env = isinstance(made, type) and issubclass(made, ToolEnv)
     steps = kwargs.get("max_episode_steps", spec.max_episode_steps)
     wrapped = not is_tool_env and (spec.order_enforce or steps is not None)
     if wrapped or spec.additional_wrappers or kwargs.get("render_mode") is not None:
@@ -279,29 +312,13 @@ def _spec(id: str) -> EnvSpec:
     return spec
 
 
-def _source(spec: EnvSpec) -> str:
-    registered, source = _sources.get(spec.id, (None, ""))
+def _source(spec: EnvSpec) -> Package | None:
+    registered, source = _sources.get(spec.id, (None, None))
     if registered is spec:
         return source
     entry_point = spec.entry_point or spec.vector_entry_point
     module = entry_point.partition(":")[0] if isinstance(entry_point, str) else getattr(entry_point, "__module__", "")
-    return _distribution(module.partition(".")[0])
-
-
-@functools.cache
-def _distribution(package: str) -> str:
-    """Returns the distribution of a top-level package, which mostly has the same name."""
-    try:
-        return f"{package} {importlib.metadata.version(package)}" if package else ""
-    except importlib.metadata.PackageNotFoundError:
-        pass
-    names = _distributions_by_package().get(package, ())
-    return f"{names[0]} {importlib.metadata.version(names[0])}" if names else ""
-
-
-@functools.cache
-def _distributions_by_package() -> dict[str, list[str]]:
-    return dict(importlib.metadata.packages_distributions())
+    return packages.of_module(module)
 
 
 def _in_module(trace: types.TracebackType | None) -> types.TracebackType | None:
@@ -313,6 +330,22 @@ def _in_module(trace: types.TracebackType | None) -> types.TracebackType | None:
             break
         trace = trace.tb_next
     return trace
+
+
+def _checked(hosting: Hosting) -> Hosting:
+    _one_of("mode", hosting.mode, ("thread", "async", "inline"))
+    _one_of("isolation", hosting.isolation, ("shared", "process"))
+    _positive("step_timeout", hosting.step_timeout)
+    _positive("reset_timeout", hosting.reset_timeout)
+    memory_limit = cast(object, hosting.memory_limit)
+    if memory_limit is not None and (
+        not isinstance(memory_limit, int) or memory_limit < 1 or hosting.isolation != "process"
+    ):
+        raise ValueError(
+            f"memory_limit is a number of bytes above 0 and goes with isolation='process', not {memory_limit!r} with "
+            f"isolation={hosting.isolation!r}"
+        )
+    return hosting
 
 
 def _one_of(setting: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -84,6 +84,7 @@ class ToolEnv(gymnasium.Env[Observation, Action]):
             the conversation and returns an action.
         cheats: Scripted policies that try to be paid for nothing, written like `expert`: `gymhost check` sees that none
             of them is.
+        reset_seed: The seed that the episode's reset was given; None for none.
         turn: The turn that is being played or was played last.
         turns: How many turns the episode had.
         calls: How many tool calls.
@@ -106,6 +107,7 @@ class ToolEnv(gymnasium.Env[Observation, Action]):
     expert: ClassVar[str | None] = None
     cheats: ClassVar[Sequence[str]] = ()
 
+    reset_seed: int | None = None
     turn: Turn | None = None
     turns: int = 0
     calls: int = 0
@@ -272,6 +274,7 @@ class ToolEnv(gymnasium.Env[Observation, Action]):
     ) -> tuple[Observation, dict[str, Any]]:
         """Begins an episode, as `reset` does."""
         super().reset(seed=seed)
+        self.reset_seed = seed
         options = options or {}
         split, index = options.get("split"), options.get("task")
         self._place, task = choose(

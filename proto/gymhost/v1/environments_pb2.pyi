@@ -168,7 +168,8 @@ class _ReplyCodeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     """The server, or this environment, does not know how. [UNIMPLEMENTED]"""
     REPLY_CODE_UNAVAILABLE: _ReplyCode.ValueType  # 18
     """The server is going away or has no worker. As a notice on lane 0: it takes no new sessions from now on, and those that
-    there are have some time to end. [UNAVAILABLE]
+    there are have some time to end, or all the time that they like. A notice on lane 0 with the code 0 says that it takes new
+    ones again. [UNAVAILABLE]
     """
     REPLY_CODE_SERVER_FAULT: _ReplyCode.ValueType  # 19
     """A fault of the server itself. [INTERNAL]"""
@@ -222,7 +223,8 @@ REPLY_CODE_UNIMPLEMENTED: ReplyCode.ValueType  # 17
 """The server, or this environment, does not know how. [UNIMPLEMENTED]"""
 REPLY_CODE_UNAVAILABLE: ReplyCode.ValueType  # 18
 """The server is going away or has no worker. As a notice on lane 0: it takes no new sessions from now on, and those that
-there are have some time to end. [UNAVAILABLE]
+there are have some time to end, or all the time that they like. A notice on lane 0 with the code 0 says that it takes new
+ones again. [UNAVAILABLE]
 """
 REPLY_CODE_SERVER_FAULT: ReplyCode.ValueType  # 19
 """A fault of the server itself. [INTERNAL]"""
@@ -1117,6 +1119,7 @@ class EnvironmentInfo(google.protobuf.message.Message):
     SOURCE_FIELD_NUMBER: builtins.int
     REPLAYABLE_FIELD_NUMBER: builtins.int
     MEMORY_LIMIT_BYTES_FIELD_NUMBER: builtins.int
+    LICENCE_FIELD_NUMBER: builtins.int
     environment_id: builtins.str
     """Such as `gymhost/GuessNumber-v0`."""
     description: builtins.str
@@ -1137,6 +1140,8 @@ class EnvironmentInfo(google.protobuf.message.Message):
     """
     memory_limit_bytes: builtins.int
     """With ISOLATION_PROCESS: the memory that a session's worker may take; beyond it the session is lost. 0 means no limit."""
+    licence: builtins.str
+    """The licence of the distribution, as it says itself, such as `Apache-2.0`; empty where that is not known."""
     @property
     def observation_space(self) -> gymhost.v1.values_pb2.Space:
         """What follows is set by GetEnvironment only."""
@@ -1170,9 +1175,10 @@ class EnvironmentInfo(google.protobuf.message.Message):
         source: builtins.str = ...,
         replayable: builtins.bool = ...,
         memory_limit_bytes: builtins.int = ...,
+        licence: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["action_space", b"action_space", "metadata", b"metadata", "observation_space", b"observation_space"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["action_space", b"action_space", "conversational", b"conversational", "description", b"description", "environment_id", b"environment_id", "isolation", b"isolation", "memory_limit_bytes", b"memory_limit_bytes", "metadata", b"metadata", "native_vector", b"native_vector", "observation_space", b"observation_space", "replayable", b"replayable", "reset_timeout_ms", b"reset_timeout_ms", "run_mode", b"run_mode", "source", b"source", "splits", b"splits", "step_timeout_ms", b"step_timeout_ms", "tools", b"tools"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["action_space", b"action_space", "conversational", b"conversational", "description", b"description", "environment_id", b"environment_id", "isolation", b"isolation", "licence", b"licence", "memory_limit_bytes", b"memory_limit_bytes", "metadata", b"metadata", "native_vector", b"native_vector", "observation_space", b"observation_space", "replayable", b"replayable", "reset_timeout_ms", b"reset_timeout_ms", "run_mode", b"run_mode", "source", b"source", "splits", b"splits", "step_timeout_ms", b"step_timeout_ms", "tools", b"tools"]) -> None: ...
 
 global___EnvironmentInfo = EnvironmentInfo
 

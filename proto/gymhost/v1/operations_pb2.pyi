@@ -550,7 +550,7 @@ class Failure(google.protobuf.message.Message):
     exception: builtins.str
     traceback: builtins.str
     repeated: builtins.int
-    """How many like it (environment, command, exception and the last line of the traceback) there were since the last one that was kept."""
+    """How many more there were like it (environment, command, exception and the last line of the traceback): this is the last of them."""
     def __init__(
         self,
         *,

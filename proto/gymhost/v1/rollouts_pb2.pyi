@@ -9,6 +9,7 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
+import gymhost.v1.operations_pb2
 import gymhost.v1.values_pb2
 import sys
 import typing
@@ -1083,6 +1084,10 @@ class Generator(google.protobuf.message.Message):
     POLICY_VERSION_FIELD_NUMBER: builtins.int
     WHY_FIELD_NUMBER: builtins.int
     SAMPLED_TOKENS_FIELD_NUMBER: builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: builtins.int
+    CACHED_PROMPT_TOKENS_FIELD_NUMBER: builtins.int
+    TOKENS_PER_SECOND_FIELD_NUMBER: builtins.int
+    GENERATIONS_FIELD_NUMBER: builtins.int
     name: builtins.str
     url: builtins.str
     """A vLLM server."""
@@ -1098,6 +1103,15 @@ class Generator(google.protobuf.message.Message):
     """Why it is not used."""
     sampled_tokens: builtins.int
     """Tokens that it has sampled since it was added or the service was started."""
+    prompt_tokens: builtins.int
+    """Tokens of prompts since the vLLM server was started, of all its clients, and how many of them it had in its prefix cache: as it tells
+    itself, some seconds ago. Both are 0 where it tells nothing.
+    """
+    cached_prompt_tokens: builtins.int
+    tokens_per_second: builtins.float
+    """Sampled over the last seconds. Tokens count when their generation ends."""
+    generations: builtins.int
+    """Generations that it has ended."""
     def __init__(
         self,
         *,
@@ -1111,8 +1125,12 @@ class Generator(google.protobuf.message.Message):
         policy_version: builtins.int = ...,
         why: builtins.str = ...,
         sampled_tokens: builtins.int = ...,
+        prompt_tokens: builtins.int = ...,
+        cached_prompt_tokens: builtins.int = ...,
+        tokens_per_second: builtins.float = ...,
+        generations: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["current", b"current", "draining", b"draining", "healthy", b"healthy", "load", b"load", "name", b"name", "policy_version", b"policy_version", "requests", b"requests", "sampled_tokens", b"sampled_tokens", "url", b"url", "why", b"why"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "current", b"current", "draining", b"draining", "generations", b"generations", "healthy", b"healthy", "load", b"load", "name", b"name", "policy_version", b"policy_version", "prompt_tokens", b"prompt_tokens", "requests", b"requests", "sampled_tokens", b"sampled_tokens", "tokens_per_second", b"tokens_per_second", "url", b"url", "why", b"why"]) -> None: ...
 
 global___Generator = Generator
 
@@ -1334,6 +1352,100 @@ class EnvironmentServer(google.protobuf.message.Message):
 global___EnvironmentServer = EnvironmentServer
 
 @typing.final
+class OutcomeCount(google.protobuf.message.Message):
+    """Rollouts of an environment that ended in the same way; the words are those of a trajectory's outcome."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OUTCOME_FIELD_NUMBER: builtins.int
+    LIMIT_FIELD_NUMBER: builtins.int
+    FAULT_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
+    outcome: builtins.str
+    """`terminated`, `truncated`, `failed` or `cancelled`."""
+    limit: builtins.str
+    """What ended it, where that was a limit, and whose fault it was, where it failed."""
+    fault: builtins.str
+    count: builtins.int
+    def __init__(
+        self,
+        *,
+        outcome: builtins.str = ...,
+        limit: builtins.str = ...,
+        fault: builtins.str = ...,
+        count: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["count", b"count", "fault", b"fault", "limit", b"limit", "outcome", b"outcome"]) -> None: ...
+
+global___OutcomeCount = OutcomeCount
+
+@typing.final
+class EnvironmentRollouts(google.protobuf.message.Message):
+    """The rollouts of one environment that have ended since the service was started, over all callers. Those that were dropped
+    afterwards are among them; attempts that are made again are not.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class StagesEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        @property
+        def value(self) -> gymhost.v1.operations_pb2.Durations: ...
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: gymhost.v1.operations_pb2.Durations | None = ...,
+        ) -> None: ...
+        def HasField(self, field_name: typing.Literal["value", b"value"]) -> builtins.bool: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    ENVIRONMENT_ID_FIELD_NUMBER: builtins.int
+    OUTCOMES_FIELD_NUMBER: builtins.int
+    REWARDED_FIELD_NUMBER: builtins.int
+    REWARDS_FIELD_NUMBER: builtins.int
+    REWARDS_SQUARED_FIELD_NUMBER: builtins.int
+    STAGES_FIELD_NUMBER: builtins.int
+    TURNS_FIELD_NUMBER: builtins.int
+    SAMPLED_TOKENS_FIELD_NUMBER: builtins.int
+    environment_id: builtins.str
+    """`(others)` is what there is of environments beyond the first 100."""
+    rewarded: builtins.int
+    """Those that have a reward, the sum of their rewards and of the squares of these: mean and spread follow."""
+    rewards: builtins.float
+    rewards_squared: builtins.float
+    turns: builtins.int
+    sampled_tokens: builtins.int
+    @property
+    def outcomes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___OutcomeCount]: ...
+    @property
+    def stages(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, gymhost.v1.operations_pb2.Durations]:
+        """Where the time went, by stage: `queue` (waiting for a place in one), `init`, `run`, `eval`; and within `run` by who was at
+        work, `generation` or `environment`. Of those that got so far.
+        """
+
+    def __init__(
+        self,
+        *,
+        environment_id: builtins.str = ...,
+        outcomes: collections.abc.Iterable[global___OutcomeCount] | None = ...,
+        rewarded: builtins.int = ...,
+        rewards: builtins.float = ...,
+        rewards_squared: builtins.float = ...,
+        stages: collections.abc.Mapping[builtins.str, gymhost.v1.operations_pb2.Durations] | None = ...,
+        turns: builtins.int = ...,
+        sampled_tokens: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["environment_id", b"environment_id", "outcomes", b"outcomes", "rewarded", b"rewarded", "rewards", b"rewards", "rewards_squared", b"rewards_squared", "sampled_tokens", b"sampled_tokens", "stages", b"stages", "turns", b"turns"]) -> None: ...
+
+global___EnvironmentRollouts = EnvironmentRollouts
+
+@typing.final
 class GetStatusResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1353,6 +1465,12 @@ class GetStatusResponse(google.protobuf.message.Message):
     SERVERS_FIELD_NUMBER: builtins.int
     GENERATORS_FIELD_NUMBER: builtins.int
     AGENTS_FIELD_NUMBER: builtins.int
+    ENVIRONMENTS_FIELD_NUMBER: builtins.int
+    GENERATING_FIELD_NUMBER: builtins.int
+    DROPPED_FIELD_NUMBER: builtins.int
+    UNACKNOWLEDGED_BYTES_FIELD_NUMBER: builtins.int
+    WAITS_FOR_FIELD_NUMBER: builtins.int
+    ROLE_FIELD_NUMBER: builtins.int
     service_instance: builtins.str
     """Random at each start."""
     uptime: builtins.float
@@ -1368,6 +1486,16 @@ class GetStatusResponse(google.protobuf.message.Message):
     ended: builtins.int
     retries: builtins.int
     sampled_tokens: builtins.int
+    generating: builtins.int
+    """Rollouts whose model is sampling at this moment, of those that run."""
+    dropped: builtins.int
+    """Rollouts that had ended and were not wanted: of groups that were not kept, or beyond what was asked for."""
+    unacknowledged_bytes: builtins.int
+    """The bytes of the results that wait to be acknowledged."""
+    waits_for: builtins.str
+    """What keeps all jobs from going on, if anything does: no generator, no environment server."""
+    role: builtins.str
+    """The role of who asks, such as `admin`: what the rest of this service will let it do."""
     @property
     def servers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___EnvironmentServer]: ...
     @property
@@ -1375,6 +1503,10 @@ class GetStatusResponse(google.protobuf.message.Message):
     @property
     def agents(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Names of the agents that jobs may ask for."""
+
+    @property
+    def environments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___EnvironmentRollouts]:
+        """What has ended, by environment: those first whose rollouts take longest in the mean."""
 
     def __init__(
         self,
@@ -1395,7 +1527,13 @@ class GetStatusResponse(google.protobuf.message.Message):
         servers: collections.abc.Iterable[global___EnvironmentServer] | None = ...,
         generators: collections.abc.Iterable[global___Generator] | None = ...,
         agents: collections.abc.Iterable[builtins.str] | None = ...,
+        environments: collections.abc.Iterable[global___EnvironmentRollouts] | None = ...,
+        generating: builtins.int = ...,
+        dropped: builtins.int = ...,
+        unacknowledged_bytes: builtins.int = ...,
+        waits_for: builtins.str = ...,
+        role: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["agents", b"agents", "ended", b"ended", "eval", b"eval", "generators", b"generators", "init", b"init", "jobs", b"jobs", "policy_version", b"policy_version", "queued", b"queued", "ready", b"ready", "retries", b"retries", "run", b"run", "sampled_tokens", b"sampled_tokens", "servers", b"servers", "service_instance", b"service_instance", "unacknowledged", b"unacknowledged", "uptime", b"uptime"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agents", b"agents", "dropped", b"dropped", "ended", b"ended", "environments", b"environments", "eval", b"eval", "generating", b"generating", "generators", b"generators", "init", b"init", "jobs", b"jobs", "policy_version", b"policy_version", "queued", b"queued", "ready", b"ready", "retries", b"retries", "role", b"role", "run", b"run", "sampled_tokens", b"sampled_tokens", "servers", b"servers", "service_instance", b"service_instance", "unacknowledged", b"unacknowledged", "unacknowledged_bytes", b"unacknowledged_bytes", "uptime", b"uptime", "waits_for", b"waits_for"]) -> None: ...
 
 global___GetStatusResponse = GetStatusResponse

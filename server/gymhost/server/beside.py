@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gymhost.server.addresses import ensure_free
 from gymhost.server.process import Startable
 from gymhost.wire.errors import ServerUnavailable
 
@@ -38,6 +39,7 @@ class Beside:
         drain: Seconds that it goes on after SIGTERM with what it has; 0 where it has nothing that it could lose.
         early: Whether it can begin before the server has.
         needed: Whether the server can't begin without it.
+        option: The option that says where it listens.
 
     Attributes:
         name: What people call it.
@@ -55,6 +57,7 @@ class Beside:
         drain: float = 0.0,
         early: bool = False,
         needed: bool = True,
+        option: str,
     ) -> None:
         self.name = name
         self.early = early
@@ -64,6 +67,7 @@ class Beside:
         self._start_limit = start_limit
         self._drain = drain
         self._needed = needed
+        self._option = option
         self._child: _Child | None = None
         self._watching: asyncio.Task[None] | None = None
 
@@ -79,6 +83,8 @@ class Beside:
             ServerUnavailable: It could not start, and is needed.
         """
         try:
+            # Which it would say too, but some seconds later, and above what is said here.
+            ensure_free(self.address, self._option)
             self._child = await self._begin()
         except ServerUnavailable as error:
             if self._needed:

@@ -36,6 +36,10 @@ class Board:
         """Where the byte of a lane is."""
         return lane % SIZE
 
+    def is_busy(self, lane: int) -> bool:
+        """Whether code runs on a lane."""
+        return self.bytes[lane % SIZE] != IDLE
+
     def suspects(self, lanes: Iterable[int]) -> tuple[list[int], bool]:
         """Those of the lanes that the worker ended for; where that was not said, those that had code running.
 

@@ -50,6 +50,22 @@ MEMORY_SOCKET = "memory"
 MEMORY = 1009
 MEMORY_LIMIT = 1.5
 
+# Lane 0: payload a JSON object with `environment_id` (empty: any), `busy` (null: any), `lanes` (null: all) and `limit`;
+# reply a JSON object: of those sessions whose state has lasted longest, by their lanes as text, a list with the label,
+# whether a command runs, for how many seconds it has or has not, its name, and how many commands there were.
+LIVE = 1010
+# On a lane, numbered by the front: payload a number that the front gives to somebody who follows the session, as text.
+# The reply is a FollowSessionResponse with what came since the last time, once there is something; to the first one it
+# comes at once, and is empty. UNFOLLOW has no reply.
+FOLLOW = 1011
+UNFOLLOW = 1012
+# What a worker tells by itself of a lane, in place of the code of a notice: the payload is a Failure.
+FAILED = 1013
+
+# What stands in a worker's output before a line that an environment printed, and after each part of what it begins with
+# then: the environment's id, the lane, and the label of the session's episode.
+TAG = "\x1f"
+
 # Seconds that all environments of a worker together get to close when the worker ends.
 CLOSE_ALL_LIMIT = 10.0
 

@@ -55,10 +55,11 @@ class Listener:
             self.address = f"{self.address.rpartition(':')[0]}:{port}"
         await self._grpc.start()
 
-    async def serving(self) -> None:
-        """Tells whoever asks about the server's health that it is well."""
+    async def serving(self, well: bool = True) -> None:
+        """Tells whoever asks about the server's health that it is well, or that it takes nothing new for now."""
+        status = health_pb2.HealthCheckResponse
         for name in ("", *self._services):
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+            await self._health.set(name, status.SERVING if well else status.NOT_SERVING)
 
     async def leaving(self) -> None:
         """Tells whoever asks about the server's health that it is going away."""

@@ -5,11 +5,12 @@ import json
 import logging
 import os
 import signal
-import sys
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, cast
 
 import uvloop
+
+from gymhost.server import logs
 
 __all__ = ["Startable", "read_settings", "run", "tell_address"]
 
@@ -51,6 +52,7 @@ S = TypeVar("S", bound=Startable)
 def run(
     make: Callable[[], S],
     log_level: str,
+    log_format: str,
     *,
     on_ready: Callable[[S], None] | None = None,
     on_stopped: Callable[[], None] | None = None,
@@ -63,6 +65,7 @@ def run(
     Args:
         make: Makes the server; called in its event loop.
         log_level: How much to log, to stderr.
+        log_format: How: `text` or `json`.
         on_ready: Called once the server listens.
         on_stopped: Called once it has stopped, while its event loop still runs.
         parent_fd: A pipe whose end of file means that the server's parent is gone.
@@ -70,7 +73,7 @@ def run(
     Raises:
         Error: The server could not start.
     """
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logs.configure(log_level, log_format)
 
     async def serve() -> None:
         await _run(make, on_ready, parent_fd)

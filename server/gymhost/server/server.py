@@ -16,13 +16,15 @@ from gymhost.server.front.pool import WorkerPool
 from gymhost.server.front.rotation import Rotation
 from gymhost.server.front.sandbox_memory import SandboxMemory
 from gymhost.server.front.service import SERVICE, Service, handlers
-from gymhost.server.front.sessions import GOING_AWAY, SessionTable
+from gymhost.server.front.sessions import DRAINED, GOING_AWAY, SessionTable
 from gymhost.server.front.stream import Streams
 from gymhost.server.front.workers import Worker
-from gymhost.server.identity import SideDoor
+from gymhost.server.identity import Identities, SideDoor
 from gymhost.server.listener import Listener
+from gymhost.server.operations.observer import Observer
 from gymhost.server.tokens import hash_of
 from gymhost.v1 import environments_pb2 as pb
+from gymhost.v1 import operations_pb2 as operations
 from gymhost.wire import errors
 from gymhost.wire.host import host_name
 from gymhost.wire.words import counted
@@ -53,7 +55,10 @@ class Server:
         direct = pb.DirectPath(folder=str(self._pool.folder), host=host_name(), user_id=os.getuid())
         self._streams = Streams(config, self._table, secrets.token_hex(16), direct)
         service = Service(self._access.identities, self._table, self._pool, self._streams, config.queue_timeout)
-        self._listener = Listener(config.address, self._access, config.max_payload, {SERVICE: handlers(service)})
+        self._observer = Observer(config, self._access.identities, self, self._table, self._pool, self._streams)
+        services = {SERVICE: handlers(service), **self._observer.services}
+        self._listener = Listener(config.address, self._access, config.max_payload, services)
+        self._leaving = False
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -75,7 +80,12 @@ class Server:
             raise
         for problem in self._pool.problems:
             log.warning("could not be loaded: %s", problem)
-        work = (self._table.sweep(), self._access.watch(self._streams), Rotation(self.config, self._pool).watch())
+        work = (
+            self._table.sweep(),
+            self._access.watch(self),
+            Rotation(self.config, self._pool).watch(),
+            self._observer.watch(),
+        )
         self._tasks = [asyncio.get_running_loop().create_task(each) for each in work]
         await self._listener.serving()
 
@@ -108,10 +118,36 @@ class Server:
 
     async def _refuse(self) -> None:
         """Has new sessions go elsewhere: whoever asks about the server's health is told, and so are its clients."""
+        self._leaving = True
         if self._table.accepting:
             self._table.refuse()
             self._streams.tell_all(errors.ServerUnavailable(GOING_AWAY))
         await self._listener.leaving()
+
+    async def set_draining(self, draining: bool) -> int:
+        """Takes no new sessions until it is told to; returns how many there are.
+
+        Raises:
+            ServerUnavailable: It is about to stop.
+        """
+        if self._leaving:
+            raise errors.ServerUnavailable(GOING_AWAY)
+        if draining and self._table.accepting:
+            log.warning("the server is drained: it takes no new sessions until it is resumed")
+            self._table.refuse(DRAINED)
+            self._streams.tell_all(errors.ServerUnavailable(DRAINED))
+            await self._listener.serving(well=False)
+        elif not draining and not self._table.accepting:
+            log.warning("the server is resumed: it takes new sessions")
+            self._table.accept()
+            self._streams.tell_resumed()
+            await self._listener.serving()
+        return len(self._table.by_id)
+
+    def revoke(self, identities: Identities) -> None:
+        """Ends what those have who are no longer let in."""
+        self._streams.revoke(identities)
+        self._observer.revoke(identities)
 
     async def stop(self) -> None:
         """Stops: no new sessions, a grace time for running commands, then everything is closed."""
@@ -139,16 +175,20 @@ class Server:
         """Ends the sessions of a worker, and has another take its place."""
         if worker.pid and not self._pool.stopping:
             level = logging.INFO if worker.ended_as_asked else logging.WARNING
-            log.log(level, "worker %d ended: %s", worker.number, worker.reason)
+            log.log(level, "worker %d ended: %s", worker.number, worker.reason, extra={"worker": worker.number})
             if worker.ready and not worker.ended_as_asked and not worker.tainted:
                 suspects, hurried = worker.suspects(self._table.environments_of(worker))
                 self._pool.quarantine.died(suspects, worker.reason, apart=worker.dedicated, hurried=hurried)
+        if not (self._pool.stopping or worker.ended_as_asked):
+            self._pool.deaths += 1
+            self._observer.lost(worker)
         self._table.lose_all(worker)
         self._pool.forget(worker)
 
     def worker_tainted(self, worker: Worker) -> None:
         """Has another worker take the new sessions."""
-        log.warning("worker %d takes no new sessions: %s", worker.number, worker.reason)
+        about = {"worker": worker.number}
+        log.warning("worker %d takes no new sessions: %s", worker.number, worker.reason, extra=about)
         self._pool.replace(worker)
 
     def session_ended(self, worker: Worker, lane: int, error: errors.Error) -> None:
@@ -162,6 +202,27 @@ class Server:
         if session is not None and not (session.calls and isinstance(error, errors.SessionExpired)):
             # Whose fork waits for places is not idle, which is asked again.
             self._table.end(session, error)
+
+    def owner_of(self, lane: int) -> str | None:
+        """Whose a lane is; None where nothing is on it."""
+        return self._table.owner_of(lane)
+
+    def environment_failed(self, worker: Worker, lane: int, failure: operations.Failure) -> None:
+        """Keeps what went wrong."""
+        self._observer.failed(lane, failure)
+        log.debug(
+            "%s of %s failed: %s",
+            failure.command,
+            failure.environment_id,
+            failure.message,
+            extra={
+                "session": failure.session,
+                "environment": failure.environment_id,
+                "rollout": failure.label,
+                "worker": worker.number,
+                "identity": self._table.owner_of(lane),
+            },
+        )
 
 
 def run(
@@ -179,4 +240,4 @@ def run(
     Raises:
         ServerUnavailable: The server could not start.
     """
-    process.run(lambda: Server(config), config.log_level, on_ready=on_ready, parent_fd=parent_fd)
+    process.run(lambda: Server(config), config.log_level, config.log_format, on_ready=on_ready, parent_fd=parent_fd)

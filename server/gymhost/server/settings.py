@@ -10,9 +10,19 @@ from gymhost.server.tokens import is_hash, parse_owner
 from gymhost.wire.errors import InvalidArgument
 from gymhost.wire.host import is_loopback
 
-__all__ = ["LOG_LEVELS", "DoorSettings", "check_address", "holds_texts", "parse_size", "read_file", "tables_of_numbers"]
+__all__ = [
+    "LOG_FORMATS",
+    "LOG_LEVELS",
+    "DoorSettings",
+    "check_address",
+    "holds_texts",
+    "parse_size",
+    "read_file",
+    "tables_of_numbers",
+]
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
 # Settings that name a file, which a configuration file names from its own folder on.
 FILES = (
     "token_file",
@@ -53,6 +63,7 @@ class DoorSettings:
             token is wanted, the common name of the certificate is its identity.
         insecure: Listen beyond loopback without a token.
         log_level: `debug`, `info`, `warning` or `error`.
+        log_format: `text`, or `json` for an object a line.
     """
 
     SIZES: ClassVar[tuple[str, ...]] = ()
@@ -69,6 +80,7 @@ class DoorSettings:
     tls_client_ca: str = ""
     insecure: bool = False
     log_level: str = "info"
+    log_format: str = "text"
 
     def check_door(self) -> None:
         """Checks these settings.
@@ -79,6 +91,8 @@ class DoorSettings:
         check_address(self.address, self.ADDRESS_OPTION)
         if self.log_level not in LOG_LEVELS:
             raise InvalidArgument(f"log_level must be one of {', '.join(LOG_LEVELS)}, not {self.log_level!r}")
+        if self.log_format not in LOG_FORMATS:
+            raise InvalidArgument(f"log_format must be one of {', '.join(LOG_FORMATS)}, not {self.log_format!r}")
         for number, (hashed, owner) in enumerate(self.tokens.items(), 1):
             # On either side may stand the token itself: both stay out of the message.
             if not is_hash(hashed):

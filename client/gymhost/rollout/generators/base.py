@@ -11,6 +11,7 @@ __all__ = [
     "GeneratorError",
     "GeneratorGone",
     "InFlight",
+    "PrefixCache",
     "PromptTooLong",
     "Response",
     "Sampling",
@@ -100,6 +101,19 @@ class Generation:
     def versions(self) -> Sequence[int]:
         """The version of each token."""
         return [self.policy_version] * len(self.token_ids) if self.token_versions is None else self.token_versions
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCache:
+    """What an inference server tells of its prefix cache, since it was started and for all of its clients.
+
+    Args:
+        prompt_tokens: Tokens of prompts that it has looked for there.
+        cached_tokens: Those of them that it found, and did not have to compute again.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
 
 
 @runtime_checkable

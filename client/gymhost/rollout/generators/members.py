@@ -34,6 +34,8 @@ class Member:
     """Why it is not used; empty where it is."""
     sampled_tokens: int = 0
     """What it has sampled since it was added."""
+    generations: int = 0
+    """How many generations of it have ended since then."""
 
 
 @dataclass(eq=False, slots=True)
@@ -48,6 +50,7 @@ class Seat:
     load: int = 0
     requests: int = 0
     sampled: int = 0
+    generations: int = 0
     heard: int = 0
     """What it had sampled when it was last looked after."""
     missed: int = 0
@@ -81,6 +84,7 @@ class Seat:
             self.generator.policy_version,
             self.why,
             self.sampled,
+            self.generations,
         )
 
     @property

@@ -189,6 +189,7 @@ class GeneratorPool(Updates):
                     async with seat.given_up_with():
                         generation = await seat.generator.generate(prompt_ids, sampling, request_id=request_id)
                     seat.sampled += len(generation.token_ids)
+                    seat.generations += 1
                     return generation
                 except GeneratorGone as error:
                     self._leave(seat, _reason(error))

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import re
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from gymhost.rollout.generators.base import (
     GeneratorError,
     GeneratorGone,
     InFlight,
+    PrefixCache,
     PromptTooLong,
     Sampling,
 )
@@ -29,6 +31,8 @@ _ABORT_SECONDS = 0.2
 _HEALTH_SECONDS = 5.0
 _CERTAIN = -1e-6
 _LANES = 32
+# In what it tells Prometheus, a line for each of its engines.
+_PREFIX_CACHE = re.compile(r"^vllm:prefix_cache_(queries|hits)_total(?:\{.*\})? (\S+)", re.MULTILINE)
 
 
 class VllmServerGenerator(Updates):
@@ -133,6 +137,24 @@ class VllmServerGenerator(Updates):
             return (await self._client.get("/health", timeout=_HEALTH_SECONDS)).status_code == 200
         except self._httpx.HTTPError:
             return False
+
+    async def prefix_cache(self) -> PrefixCache | None:
+        """What the server tells of its prefix cache; None if it tells nothing, or does not answer.
+
+        Its responses say it only where the server was started with `--enable-prompt-tokens-details`, its metrics always
+        but with `--disable-log-stats`.
+        """
+        if self._client.is_closed:
+            return None
+        try:
+            response = await self._client.get("/metrics", timeout=_HEALTH_SECONDS)
+            told = _PREFIX_CACHE.findall(response.text) if response.status_code == 200 else ()
+            sums = {"queries": 0.0, "hits": 0.0}
+            for name, value in told:
+                sums[name] += float(value)
+            return PrefixCache(int(sums["queries"]), int(sums["hits"])) if told else None
+        except (self._httpx.HTTPError, ValueError, OverflowError):
+            return None
 
     async def pause(self, in_flight: InFlight = "wait", *, patience: float = 300.0) -> None:
         """Lets no request begin, and has the server end those in flight, or with "keep" hold them."""

@@ -11,22 +11,28 @@ from gymhost.rollout.service.client import RolloutClient
 from gymhost.rollout.service.job import Job
 from gymhost.rollout.service.messages import GroupRules
 from gymhost.rollout.service.reports import (
+    EnvironmentRollouts,
     EnvironmentServerStatus,
     GeneratorStatus,
     JobStatus,
+    OutcomeCount,
     RolloutStatus,
     ServiceStatus,
+    StageSeconds,
 )
 from gymhost.rollout.service.submission import JobSettings
 
 __all__ = [
+    "EnvironmentRollouts",
     "EnvironmentServerStatus",
     "GeneratorStatus",
     "GroupRules",
     "Job",
     "JobSettings",
     "JobStatus",
+    "OutcomeCount",
     "RolloutClient",
     "RolloutStatus",
     "ServiceStatus",
+    "StageSeconds",
 ]

@@ -1,19 +1,25 @@
 """What the rollout service says of itself: jobs, rollouts, generators, servers."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Self, get_args
 
+from gymhost.v1 import operations_pb2
 from gymhost.v1 import rollouts_pb2 as pb
 from gymhost.wire.errors import InvalidArgument
 
 __all__ = [
+    "EnvironmentRollouts",
     "EnvironmentServerStatus",
     "GeneratorStatus",
     "JobState",
     "JobStatus",
+    "OutcomeCount",
     "RolloutStatus",
     "ServiceStatus",
     "Stage",
+    "StageSeconds",
     "state_number",
 ]
 
@@ -179,6 +185,10 @@ class GeneratorStatus:
         policy_version: The version of its weights.
         why: Why it is not used.
         sampled_tokens: Tokens that it has sampled.
+        prompt_tokens: Tokens of prompts since the vLLM server was started, of all its clients; 0 if it does not tell.
+        cached_prompt_tokens: Those of them that it had in its prefix cache.
+        tokens_per_second: Sampled over the last seconds.
+        generations: Generations that it has ended.
     """
 
     name: str
@@ -191,6 +201,10 @@ class GeneratorStatus:
     policy_version: int
     why: str
     sampled_tokens: int
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    tokens_per_second: float
+    generations: int
 
     @classmethod
     def from_message(cls, generator: pb.Generator) -> Self:
@@ -219,6 +233,104 @@ class EnvironmentServerStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class OutcomeCount:
+    """How many rollouts ended in the same way.
+
+    Args:
+        outcome: "terminated", "truncated", "failed" or "cancelled".
+        limit: The limit that ended them, if one did; else empty.
+        fault: Whose fault it was, where they failed; else empty.
+        count: How many.
+    """
+
+    outcome: str
+    limit: str
+    fault: str
+    count: int
+
+    @classmethod
+    def from_message(cls, outcome: pb.OutcomeCount) -> Self:
+        """Reads the contract's message."""
+        return _read(cls, outcome)
+
+
+@dataclass(frozen=True, slots=True)
+class StageSeconds:
+    """How long a stage took.
+
+    Args:
+        count: How many rollouts got there.
+        sum: Seconds of all of them together.
+        p50: The median, as exact as the buckets of a histogram are; so is `p99`.
+        p99: What one in a hundred took longer than.
+    """
+
+    count: int
+    sum: float
+    p50: float
+    p99: float
+
+    @classmethod
+    def from_message(cls, durations: operations_pb2.Durations) -> Self:
+        """Reads the contract's message."""
+        return _read(cls, durations)
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentRollouts:
+    """The rollouts of an environment that have ended since the service was started, over all callers.
+
+    Args:
+        env_id: The environment.
+        outcomes: How they ended, the most frequent first.
+        rewarded: How many have a reward.
+        rewards: The sum of their rewards.
+        rewards_squared: The sum of the squares of these.
+        stages: Where the time went: "queue", "init", "run", "eval", and within "run" "generation" and "environment".
+        turns: Turns that they took.
+        sampled_tokens: Tokens that were sampled in them.
+    """
+
+    env_id: str
+    outcomes: tuple[OutcomeCount, ...]
+    rewarded: int
+    rewards: float
+    rewards_squared: float
+    stages: Mapping[str, StageSeconds]
+    turns: int
+    sampled_tokens: int
+
+    @classmethod
+    def from_message(cls, environment: pb.EnvironmentRollouts) -> Self:
+        """Reads the contract's message."""
+        return _read(
+            cls,
+            environment,
+            env_id=environment.environment_id,
+            outcomes=tuple(OutcomeCount.from_message(outcome) for outcome in environment.outcomes),
+            stages={stage: StageSeconds.from_message(durations) for stage, durations in environment.stages.items()},
+        )
+
+    @property
+    def ended(self) -> int:
+        """How many have ended."""
+        return sum(outcome.count for outcome in self.outcomes)
+
+    @property
+    def mean_reward(self) -> float | None:
+        """The mean of the rewards; None before the first."""
+        return self.rewards / self.rewarded if self.rewarded else None
+
+    @property
+    def reward_spread(self) -> float | None:
+        """The standard deviation of the rewards; None before the first."""
+        if not self.rewarded:
+            return None
+        mean = self.rewards / self.rewarded
+        return math.sqrt(max(0.0, self.rewards_squared / self.rewarded - mean * mean))
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceStatus:
     """How the service fares.
 
@@ -239,6 +351,12 @@ class ServiceStatus:
         servers: The servers that it plays on.
         generators: The generators.
         agents: Names of the agents that jobs may ask for.
+        environments: What has ended, by environment: those first whose rollouts take longest.
+        generating: Rollouts whose model is sampling.
+        dropped: Rollouts that had ended and were not wanted afterwards.
+        unacknowledged_bytes: The bytes of the results that wait to be acknowledged.
+        waits_for: What keeps all jobs from going on, if anything does.
+        role: The role of who asks, such as "admin".
     """
 
     instance: str
@@ -257,6 +375,12 @@ class ServiceStatus:
     servers: tuple[EnvironmentServerStatus, ...]
     generators: tuple[GeneratorStatus, ...]
     agents: tuple[str, ...]
+    environments: tuple[EnvironmentRollouts, ...]
+    generating: int
+    dropped: int
+    unacknowledged_bytes: int
+    waits_for: str
+    role: str
 
     @classmethod
     def from_message(cls, status: pb.GetStatusResponse) -> Self:
@@ -268,6 +392,7 @@ class ServiceStatus:
             servers=tuple(EnvironmentServerStatus.from_message(server) for server in status.servers),
             generators=tuple(GeneratorStatus.from_message(generator) for generator in status.generators),
             agents=tuple(status.agents),
+            environments=tuple(EnvironmentRollouts.from_message(each) for each in status.environments),
         )
 
 

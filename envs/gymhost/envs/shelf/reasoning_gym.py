@@ -13,7 +13,7 @@ from gymhost.envs.tasks import Task, Tasks
 from gymhost.envs.toolenv import ToolEnv
 from gymhost.envs.tools import ToolError, tool
 
-__all__ = ["MIX", "REFUSED", "ReasoningGym"]
+__all__ = ["EVALUATED", "MIX", "REFUSED", "RUN", "ReasoningGym", "is_harmless"]
 
 MIX = (
     "base_conversion",
@@ -51,6 +51,9 @@ REFUSED = {
     "word_ladder": "it has too few tasks for two splits",
 }
 """The datasets that can't be played, and why."""
+
+RUN = ("intermediate_integration", "polynomial_multiplication", "simple_integration")
+"""The datasets whose scorers run answers as code."""
 
 _TRAINING_TASKS = 2_000
 _TEST_TASKS = 200
@@ -149,8 +152,7 @@ class ReasoningGym(ToolEnv):
         """1 for what the dataset's scorer gives full marks."""
         if self._answer is None:
             return 0.0
-        harmless = _HARMLESS.get(self._dataset)
-        if harmless is not None and self._answer != self._entry["answer"] and not harmless(self._answer):
+        if self._answer != self._entry["answer"] and not is_harmless(self._dataset, self._answer):
             return 0.0
         try:
             marks = float(self._made[self._dataset].score_answer(self._answer, self._entry))
@@ -235,3 +237,12 @@ _HARMLESS: dict[str, Callable[[str], bool]] = {
     "spiral_matrix": _literal,
     "string_insertion": _literal,
 }
+
+EVALUATED = (*RUN, *_HARMLESS)
+"""The datasets whose scorers evaluate answers, or take what is none for right, in one way or another."""
+
+
+def is_harmless(dataset: str, answer: str) -> bool:
+    """Whether a dataset's scorer may be given an answer: one that is not is not right either."""
+    harmless = _HARMLESS.get(dataset)
+    return harmless is None or harmless(answer)

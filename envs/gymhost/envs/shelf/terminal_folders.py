@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from gymhost.envs.shelf.aftermath import Aftermath
 from gymhost.envs.shelf.dockerfile import Dockerfile
 from gymhost.wire.errors import CommandTimeout, TooLarge
 
-__all__ = ["FolderTask", "folder_tasks"]
+__all__ = ["FolderTask", "folder_tasks", "the_reward"]
 
 MIB = 2**20
 
@@ -25,8 +26,11 @@ _TESTS, _LOGS = "/tests", "/logs/verifier"
 # The working folder where nothing says another one, and the one of a sandbox that only shows what an image has there.
 _WORKDIR, _ELSEWHERE = "/app", "/gymhost"
 _USUAL_TIMEOUT = 600.0
-# What a step of this environment may take leaves no more to a verifier.
+# What a step of this environment may take leaves no more to a verifier, nor a reset to making it.
 _LONGEST = 3600.0
+_DAY = 86_400.0
+# A value that stands for a variable of whoever hosts the task.
+_VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
 # Bytes of a reward's file, and of what a verifier says that are shown where it gives none.
 _REWARD, _SAID = 64 * 1024, 2000
 _PROCESSES = 512
@@ -47,6 +51,7 @@ class FolderTask:
         spec: What its sandbox is like.
         image: The image that its sandbox has, where there are images; None means the Dockerfile's.
         dockerfile: Its Dockerfile; None where it has none.
+        plain: Whether its sandbox has the system that the backend has by itself, whatever image the task names.
     """
 
     name: str
@@ -59,6 +64,7 @@ class FolderTask:
     spec: SandboxSpec
     image: str | None
     dockerfile: Dockerfile | None
+    plain: bool = False
 
     @classmethod
     def load(cls, folder: Path) -> "FolderTask":
@@ -67,20 +73,19 @@ class FolderTask:
         Raises:
             ValueError: It is none that can be used; the message says why.
         """
-        for needed in ("task.toml", "instruction.md", "tests/test.sh"):
-            if not (folder / needed).is_file():
-                raise ValueError(f"{folder} is no task folder: it has no {needed}{_older(folder)}")
+        if not (folder / "task.toml").is_file():
+            raise ValueError(f"{folder} is no task folder: it has no task.toml{_older(folder)}")
         try:
             config = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(f"{folder}/task.toml: {error}") from None
         agent, verifier, environment = (_table(config, name, folder) for name in ("agent", "verifier", "environment"))
+        _refuse_unknown(folder, config, agent, verifier, environment)
+        for needed in ("instruction.md", "tests/test.sh"):
+            if not (folder / needed).is_file():
+                raise ValueError(f"{folder} is no task folder: it has no {needed}")
         if (folder / "environment/docker-compose.yaml").exists():
             raise ValueError(f"{folder} needs several containers (docker-compose.yaml), and a sandbox is one")
-        if environment.get("gpus") or environment.get("os", "linux") != "linux":
-            raise ValueError(
-                f"{folder}/task.toml: a sandbox is a Linux without GPUs (environment.gpus, environment.os)"
-            )
         path = folder / "environment/Dockerfile"
         dockerfile = Dockerfile.read(path) if path.is_file() else None
         image = environment.get("docker_image")
@@ -89,13 +94,15 @@ class FolderTask:
             name=folder.name,
             folder=folder,
             text=(folder / "instruction.md").read_text(encoding="utf-8").strip(),
-            seconds=_seconds(agent, "timeout_sec", folder),
+            seconds=_seconds(agent, "timeout_sec", folder, longest=_DAY),
             verifier_seconds=_seconds(verifier, "timeout_sec", folder),
             verifier_env=_texts(verifier.get("env", {}), folder),
             build_seconds=_seconds(environment, "build_timeout_sec", folder),
             spec=SandboxSpec(
                 env=env,
-                workdir=(dockerfile.workdir if dockerfile is not None else None) or _WORKDIR,
+                workdir=str(
+                    environment.get("workdir") or (dockerfile.workdir if dockerfile is not None else None) or _WORKDIR
+                ),
                 network="loopback",
                 limits=Limits(
                     memory=_bytes(environment, "memory", 2048 * MIB, folder),
@@ -115,14 +122,18 @@ class FolderTask:
             ValueError: The Dockerfile needs an image, and the backend has none.
             SandboxUnavailable: The image could not be built, or the sandbox not be made.
         """
-        if builds_images():
+        if self.plain:
+            pass
+        elif builds_images():
             image = self.image
             if image is None and self.dockerfile is not None:
                 image = await build(self.dockerfile.path.parent)
             if image is not None:
                 return await self._of_image(image)
         elif self.image is not None and self.dockerfile is None:
-            raise ValueError(f"{self.name} needs the image {self.image}: serve it with `--sandbox docker`")
+            raise ValueError(
+                f"{self.name} needs the image {self.image} (environment.docker_image): serve it with `--sandbox docker`"
+            )
         sandbox = await create(self.spec)
         try:
             if self.dockerfile is not None:
@@ -133,13 +144,25 @@ class FolderTask:
         return sandbox
 
     async def score(self, sandbox: Sandbox) -> float:
-        """Runs the verifier on what the agent left, and returns the reward that it writes.
+        """Runs the verifier on what the agent left, and returns the reward that it writes, from 0 to 1.
+
+        Raises:
+            ValueError: It gives no reward, or one that is no number from 0 to 1.
+            SandboxUnavailable: There is no sandbox to run it in.
+        """
+        reward = the_reward(await self.rewards(sandbox), self.name)
+        if not 0 <= reward <= 1:
+            raise ValueError(f"the verifier of {self.name} gave the reward {reward:g}, which is no number from 0 to 1")
+        return reward
+
+    async def rewards(self, sandbox: Sandbox) -> dict[str, float]:
+        """Runs the verifier on what the agent left, and returns all rewards that it writes, by their names.
 
         It runs in a fresh sandbox, in which nothing of the agent's ever ran, and where there are no files in the folder
         for its logs. What the agent's programs do when a verifier runs them there is that verifier's business.
 
         Raises:
-            ValueError: It gives no reward, or one that is no number from 0 to 1.
+            ValueError: It gives no rewards, or one that is no number.
             SandboxUnavailable: There is no sandbox to run it in.
         """
         spec = dataclasses.replace(
@@ -148,15 +171,15 @@ class FolderTask:
             scratch=(_LOGS,),
         )
         async with await Aftermath.of(sandbox) as left:
-            return await left.look(self._verify, 0.0, spec=spec)
+            return await left.look(self._verify, {"reward": 0.0}, spec=spec)
 
-    async def _verify(self, sandbox: Sandbox) -> float:
+    async def _verify(self, sandbox: Sandbox) -> dict[str, float]:
         # No modules that the agent may have put into its home, which is the working folder.
         env = {"PYTHONNOUSERSITE": "1", **self.verifier_env}
         command = ["bash", f"{_TESTS}/test.sh"]
         done = await sandbox.run(command, timeout=self.verifier_seconds, env=env, output_limit=MIB)
         await sandbox.halt()
-        for name, read in (("reward.txt", _plain_reward), ("reward.json", _json_reward)):
+        for name, read in (("reward.json", _json_rewards), ("reward.txt", _plain_reward)):
             try:
                 text = await sandbox.read_text(f"{_LOGS}/{name}", limit=_REWARD)
             except FileNotFoundError:
@@ -211,16 +234,65 @@ def _table(config: dict[str, Any], name: str, folder: Path) -> dict[str, Any]:
     return cast(dict[str, Any], table)
 
 
+def _refuse_unknown(folder: Path, config: dict[str, Any], *tables: dict[str, Any]) -> None:
+    """Refuses a task that asks for what a sandbox is not, by the name of the setting that does.
+
+    Raises:
+        ValueError: It does.
+    """
+    agent, verifier, environment = tables
+    one = "a sandbox is one Linux"
+    refused = [
+        ("steps", config.get("steps"), "a task is one step"),
+        ("environment.os", environment.get("os", "linux").lower() != "linux", f"{one}, without GPUs"),
+        ("environment.gpus", environment.get("gpus"), f"{one}, without GPUs"),
+        ("environment.tpu", environment.get("tpu"), f"{one}, without TPUs"),
+        ("environment.mcp_servers", environment.get("mcp_servers"), "nothing starts such servers"),
+        ("environment.skills_dir", environment.get("skills_dir"), "no agent that has skills plays it"),
+        ("environment.healthcheck", environment.get("healthcheck"), "an image's own command is not run"),
+        ("verifier.environment", verifier.get("environment"), "verifiers run in the agent's environment"),
+        (
+            'verifier.environment_mode = "separate"',
+            verifier.get("environment_mode", "shared") != "shared",
+            "verifiers run in the agent's environment",
+        ),
+        ("verifier.collect", verifier.get("collect"), "a verifier sees all of the agent's files"),
+        *(
+            (f'{name}.network_mode = "allowlist"', table.get("network_mode") == "allowlist", "there is no network")
+            for name, table in (("agent", agent), ("verifier", verifier), ("environment", environment))
+        ),
+        *(
+            (f"{name}.user = {table.get('user')!r}", table.get("user") in ("root", "0", 0), "nothing runs as root")
+            for name, table in (("agent", agent), ("verifier", verifier))
+        ),
+    ]
+    for name, asked, why in refused:
+        if asked:
+            raise ValueError(f"{folder}/task.toml: {name} can't be had here: {why}")
+
+
 def _texts(table: object, folder: Path) -> dict[str, str]:
     if not isinstance(table, dict):
         raise ValueError(f"{folder}/task.toml: env is a table of texts")
-    return {str(name): str(value) for name, value in cast(dict[object, object], table).items()}
+    return {str(name): _filled(str(value), folder) for name, value in cast(dict[object, object], table).items()}
 
 
-def _seconds(table: dict[str, Any], name: str, folder: Path) -> float:
+def _filled(text: str, folder: Path) -> str:
+    """Returns a value, that of a variable of this process where it is written `${NAME}` or `${NAME:-default}`."""
+    found = _VARIABLE.fullmatch(text)
+    if found is None:
+        return text
+    default: str | None = found[2]
+    value = os.environ.get(found[1], default)
+    if value is None:
+        raise ValueError(f"{folder}/task.toml: it needs the environment variable {found[1]}, which is not set")
+    return value
+
+
+def _seconds(table: dict[str, Any], name: str, folder: Path, *, longest: float = _LONGEST) -> float:
     value: object = table.get(name, _USUAL_TIMEOUT)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _LONGEST:
-        raise ValueError(f"{folder}/task.toml: {name} is a number of seconds up to {_LONGEST:g}, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= longest:
+        raise ValueError(f"{folder}/task.toml: {name} is a number of seconds up to {longest:g}, not {value!r}")
     return float(value)
 
 
@@ -236,26 +308,36 @@ def _bytes(table: dict[str, Any], name: str, usual: int, folder: Path) -> int:
     return int(float(found[1]) * 1024 ** (1 + "KMGT".index(found[2].upper())))
 
 
-def _plain_reward(text: str, name: str) -> float:
+def the_reward(rewards: Mapping[str, float], name: str) -> float:
+    """Returns the reward among those of a verifier: what is called so, or is alone.
+
+    Raises:
+        ValueError: There are several, of which none is called so.
+    """
+    if "reward" in rewards:
+        return rewards["reward"]
+    if len(rewards) != 1:
+        raise ValueError(f"the verifier of {name} gave {', '.join(rewards) or 'nothing'}, of which none is `reward`")
+    return next(iter(rewards.values()))
+
+
+def _plain_reward(text: str, name: str) -> dict[str, float]:
     try:
-        return _reward(float(text), name)
+        return {"reward": _number(float(text), name)}
     except ValueError:
-        raise ValueError(f"the verifier of {name} wrote {text[:80]!r}, which is no number from 0 to 1") from None
+        raise ValueError(f"the verifier of {name} wrote {text[:80]!r}, which is no number") from None
 
 
-def _json_reward(text: str, name: str) -> float:
-    """Returns the number of an object that is called `reward`, or that it has alone."""
+def _json_rewards(text: str, name: str) -> dict[str, float]:
     try:
         said: object = json.loads(text)
     except ValueError:
         raise ValueError(f"the verifier of {name} wrote {text[:80]!r}, which is no JSON") from None
-    if isinstance(said, dict):
-        numbers = cast(dict[str, object], said)
-        said = numbers.get("reward", next(iter(numbers.values())) if len(numbers) == 1 else None)
-    return _reward(said, name)
+    named = cast(dict[str, object], said) if isinstance(said, dict) else {"reward": said}
+    return {key: _number(value, name) for key, value in named.items()}
 
 
-def _reward(value: object, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not 0 <= value <= 1:
-        raise ValueError(f"the verifier of {name} gave the reward {value!r}, which is no number from 0 to 1")
+def _number(value: object, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"the verifier of {name} gave the reward {value!r}, which is no number")
     return float(value)

@@ -1,12 +1,10 @@
 """TextArena: the single-player games of the package `textarena`."""
 
-import contextlib
 import hashlib
 import random
-import threading
-from collections.abc import Generator
 from typing import Any
 
+from gymhost.envs.randomness import OwnRandom
 from gymhost.envs.rubrics import rubric
 from gymhost.envs.shelf.extra import needed
 from gymhost.envs.tasks import Task, Tasks
@@ -23,10 +21,6 @@ _TEST_TASKS = 1_000
 _HELD_OUT = 4
 _MOST_SEEDS = 400
 _LONGEST_ACTION = 1_000
-_PATIENCE = 30.0
-
-# The games draw from the generator that all of a process share: each session puts its own state there while it plays.
-_shared_random = threading.Lock()
 
 
 class TextArena(ToolEnv):
@@ -93,9 +87,9 @@ class TextArena(ToolEnv):
     def setup(self, task: Task) -> None:
         """Starts the first game of those that the task names whose start belongs to its split."""
         self._won = 0.0
-        self._random_state: Any = None
+        self._random = OwnRandom()
         for attempt in range(_MOST_SEEDS):
-            with self._own_random():
+            with self._random.active():
                 random.seed(f"textarena {task['game']} {attempt}")
                 self._arena: Any = self._textarena.make(self._id)
                 self._arena.reset(num_players=1)
@@ -119,7 +113,7 @@ class TextArena(ToolEnv):
             raise ToolError(f"an action has at most {_LONGEST_ACTION} characters")
         if "[" not in action:
             action = f"[{action}]"
-        with self._own_random():
+        with self._random.active():
             try:
                 done, _ = self._arena.step(action)
             except Exception:  # noqa: BLE001 - a model can't get out of a game by an action that the game chokes on
@@ -150,19 +144,3 @@ class TextArena(ToolEnv):
         _, said = self._arena.get_observation()
         own = self._textarena.ObservationType.PLAYER_ACTION
         return "\n".join(text.strip() for _, text, kind in said if kind != own)
-
-    @contextlib.contextmanager
-    def _own_random(self) -> Generator[None]:
-        if not _shared_random.acquire(timeout=_PATIENCE):
-            raise TimeoutError(
-                f"another game of TextArena in this process has taken more than {_PATIENCE:g} s for a move"
-            )
-        before = random.getstate()
-        try:
-            if self._random_state is not None:
-                random.setstate(self._random_state)
-            yield
-        finally:
-            self._random_state = random.getstate()
-            random.setstate(before)
-            _shared_random.release()

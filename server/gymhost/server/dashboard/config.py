@@ -19,6 +19,7 @@ class DashboardConfig:
         tls_key: Its key.
         tls_client_ca: The authorities of the certificates that readers must have, in PEM; empty for none.
         log_level: `debug`, `info`, `warning` or `error`.
+        log_format: `text` or `json`.
     """
 
     address: str
@@ -29,6 +30,7 @@ class DashboardConfig:
     tls_key: str = ""
     tls_client_ca: str = ""
     log_level: str = "info"
+    log_format: str = "text"
 
     def to_dict(self) -> dict[str, Any]:
         """The settings, for `from_dict` in another process."""

@@ -7,7 +7,7 @@ import secrets
 from google.protobuf.message import DecodeError as ProtobufDecodeError
 
 from gymhost.server import link
-from gymhost.server.front.sessions import GOING_AWAY, Session, SessionTable
+from gymhost.server.front.sessions import Session, SessionTable
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors, fields
 
@@ -126,7 +126,7 @@ class Forks:
             raise errors.InvalidArgument("copies is how many sessions to make, and must not be 0")
         table = self._table
         if not table.accepting:
-            raise errors.ServerUnavailable(GOING_AWAY)
+            raise errors.ServerUnavailable(table.refusal)
         places = command.copies * session.places
         asked = asyncio.get_running_loop().time()
         await table.admission.take(session.identity, places, limit)

@@ -99,7 +99,8 @@ class Outgoing:
     def cut_off(self) -> None:
         """Ends the stream, since its client reads too slowly. It loses nothing: workers keep the last replies."""
         if not self.cut.done():
-            log.info("a stream of %s is cut off: its client reads too slowly", self.identity)
+            about = {"identity": self.identity}
+            log.info("a stream of %s is cut off: its client reads too slowly", self.identity, extra=about)
             self.cut.set_result(
                 errors.TooLarge(
                     f"{self.queued} bytes of replies wait for this client: it reads too slowly and is cut off"

@@ -44,6 +44,8 @@ class WorkerPool:
         self.quarantine = Quarantine(config)
         self._numbers = 0
         self.stopping = False
+        # How many ended without having been asked to.
+        self.deaths = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self.workers: dict[int, Worker] = {}
         self._crews = crews(config)
@@ -142,7 +144,7 @@ class WorkerPool:
         Raises:
             ServerUnavailable: The other one could not start; this one goes on.
         """
-        log.info("worker %d is renewed: %s", worker.number, reason)
+        log.info("worker %d is renewed: %s", worker.number, reason, extra={"worker": worker.number})
         crew = worker.crew
         await self._start_one(crew)
         if worker.closing:

@@ -10,7 +10,7 @@ from gymhost.server import link
 from gymhost.server.calls import Context, Guard, admitted, handlers_of
 from gymhost.server.front.congestion import until_admitted
 from gymhost.server.front.pool import WorkerPool
-from gymhost.server.front.sessions import Session, SessionTable, unknown_environment
+from gymhost.server.front.sessions import Making, Session, SessionTable, unknown_environment
 from gymhost.server.front.stream import Streams
 from gymhost.server.front.usage import Usage
 from gymhost.server.identity import Caller, Identities, Role
@@ -117,7 +117,8 @@ class Service(rpc.EnvironmentServiceServicer):
         worker = await self._pool.pick(info, lasts=False)
         lane = worker.new_lane()
         worker.pending[lane] = request.environment_id
-        self._table.making[lane] = caller.identity
+        began = asyncio.get_running_loop().time()
+        self._table.making[lane] = Making(caller.identity, request.environment_id, began, is_session=False)
         try:
             async with asyncio.timeout(DESCRIBE_LIMIT):
                 return await worker.request(kind, lane, request.SerializeToString())

@@ -5,14 +5,14 @@ import dataclasses
 import difflib
 import logging
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gymhost.server import link
 from gymhost.server.config import ServerConfig
 from gymhost.server.front.admission import Admission
 from gymhost.server.front.memory import Memory
 from gymhost.server.front.pool import WorkerPool
-from gymhost.server.front.workers import Sink, Worker
+from gymhost.server.front.workers import Sink, Worker, name_of
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors
 from gymhost.wire.words import counted
@@ -31,6 +31,25 @@ WORKER_GRACE = 30.0
 # Seconds that a timer may be late before the server is taken to have stood still.
 STILL = 1.0
 GOING_AWAY = "the server is going away and takes no new sessions"
+DRAINED = "the server is being drained and takes no new sessions until it is resumed"
+
+
+class Making(NamedTuple):
+    """An environment in the making, on a lane that no session has yet.
+
+    Attributes:
+        identity: Who asked for it.
+        environment_id: What it is.
+        since: Since when, by the loop's clock.
+        num_envs: Copies of a vector session.
+        is_session: It is for a session, and not to be looked at for a moment.
+    """
+
+    identity: str
+    environment_id: str
+    since: float
+    num_envs: int = 0
+    is_session: bool = True
 
 
 # A create's: its caller and what it names the create by.
@@ -47,7 +66,8 @@ class Session:
         lane: Its lane, which is also where its worker keeps it.
         sink: The stream that drives it now, if any.
         heard: When its client was last heard of, for a session without a stream.
-        places: How many places of the server's capacity it takes: one, or one a copy.
+        num_envs: Copies of a vector session; 0 for a scalar one.
+        closed: When it was ended, by the loop's clock.
         calls: Unary calls that are running on it, and forks of it that wait for places.
         fork: The last of these.
     """
@@ -59,10 +79,31 @@ class Session:
     environment_id: str
     created: float
     heard: float
-    places: int = 1
+    num_envs: int = 0
+    closed: float = 0.0
     sink: Sink | None = None
     calls: int = 0
     fork: "Fork | None" = None
+
+    @property
+    def places(self) -> int:
+        """How many places of the server's capacity it takes: one, or one a copy."""
+        return self.num_envs or 1
+
+    @property
+    def name(self) -> str:
+        """What operators call it."""
+        return name_of(self.lane)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What a line of the log is about that is about it."""
+        return {
+            "session": self.name,
+            "environment": self.environment_id,
+            "worker": self.worker.number,
+            "identity": self.identity,
+        }
 
 
 class Creating:
@@ -102,18 +143,22 @@ class SessionTable:
         self._pool = pool
         self.by_id: dict[str, Session] = {}
         self._by_lane: dict[int, Session] = {}
-        # Whose the lanes are on which an environment is made, or looked at, that is no session, or not yet.
-        self.making: dict[int, str] = {}
+        # What is on lanes that have no session, or not yet; and sessions that have ended, until their workers say so.
+        self.making: dict[int, Making] = {}
+        self.closing: dict[int, Session] = {}
         self.admission = Admission(config)
         # Those that ended not long ago, by id and by lane.
         self._ended: Memory[str, Ended] = Memory()
+        # Done when a session ends, by its lane, for those who wait for that.
+        self._awaited: dict[int, set[asyncio.Future[errors.Error]]] = {}
         self._ended_lanes: Memory[int, Ended] = Memory()
         # Creates by the caller's key: running, with the bytes of their requests, and answered not long ago.
         self._creates: dict[Key, Creating] = {}
         self._requested = 0
         self._answered: Memory[Key, tuple[Session, bytes]] = Memory()
         self._closing: set[asyncio.Task[Any]] = set()
-        self.accepting = True
+        # Why it takes no new sessions; empty where it does.
+        self.refusal = ""
         # Set when a session has ended, or is no longer in the making.
         self._fewer = asyncio.Event()
 
@@ -185,7 +230,7 @@ class SessionTable:
         asked = loop.time()
         places = max(request.num_envs, 1)
         if not self.accepting:
-            raise errors.ServerUnavailable(GOING_AWAY)
+            raise errors.ServerUnavailable(self.refusal)
         await self.admission.take(identity, places, limit, request.priority)
         creating.placed = True
         try:
@@ -219,7 +264,8 @@ class SessionTable:
         request.idempotency_key = token  # of no more use here; the worker takes it for the session's token
         patience = info.reset_timeout_ms / 1000 + WORKER_GRACE if info.reset_timeout_ms else None
         worker.pending[lane] = info.environment_id
-        self.making[lane] = identity
+        began = asyncio.get_running_loop().time()
+        self.making[lane] = Making(identity, info.environment_id, began, request.num_envs)
         try:
             async with asyncio.timeout(patience):
                 made = await worker.request(link.CREATE, lane, request.SerializeToString())
@@ -243,10 +289,11 @@ class SessionTable:
             environment_id=info.environment_id,
             created=now,
             heard=now,
-            places=max(request.num_envs, 1),
+            num_envs=request.num_envs,
         )
         self.by_id[session.id] = session
         self._by_lane[lane] = session
+        log.debug("a session of %s began", session.environment_id, extra=session.about)
         # Serialized messages that follow each other are merged by whoever parses them.
         head = pb.CreateSessionResponse(
             session_id=session.id, lanes=[lane], queued_ms=round(queued * 1000), direct_token=token.hex()
@@ -273,10 +320,19 @@ class SessionTable:
         worker.placed += 1
         return twin
 
-    def refuse(self) -> None:
+    def refuse(self, why: str = GOING_AWAY) -> None:
         """Takes no new sessions from now on; those who wait for a place are turned away."""
-        self.accepting = False
-        self.admission.turn_away(errors.ServerUnavailable(GOING_AWAY))
+        self.refusal = why
+        self.admission.turn_away(errors.ServerUnavailable(why))
+
+    def accept(self) -> None:
+        """Takes new sessions again."""
+        self.refusal = ""
+
+    @property
+    def accepting(self) -> bool:
+        """Whether it takes new sessions."""
+        return not self.refusal
 
     async def until_empty(self) -> None:
         """Waits until there is no session, and none in the making."""
@@ -313,7 +369,10 @@ class SessionTable:
     def owner_of(self, lane: int) -> str | None:
         """Whose a lane is; None where nothing is on it any more."""
         session = self._by_lane.get(lane)
-        return session.identity if session is not None else self.making.get(lane)
+        if session is not None:
+            return session.identity
+        making = self.making.get(lane)
+        return making and making.identity
 
     def end_of(self, lane: int, identity: str) -> errors.Error | None:
         """How the session of a lane ended, if it was this caller's and not long ago."""
@@ -365,6 +424,9 @@ class SessionTable:
             return None
         self._fewer.set()
         del self._by_lane[session.lane]
+        for awaiting in self._awaited.pop(session.lane, ()):
+            if not awaiting.done():
+                awaiting.set_result(why)
         if session.fork is not None:
             session.fork.making.cancel()
             # Else a session that was forked holds on to its forks, those to theirs, and so on, ended or not.
@@ -375,16 +437,19 @@ class SessionTable:
         if session.sink is not None and tell:
             session.sink.notice(session.lane, why)
         worker = session.worker
+        log.debug("a session of %s ended: %s", session.environment_id, why.message, extra=session.about)
         if isinstance(why, errors.SessionExpired):
-            log.info("session %s#%d expired: %s", session.environment_id, session.lane & 0xFFFFFFFF, why.message)
+            log.info("a session of %s expired: %s", session.environment_id, why.message, extra=session.about)
         closing = asyncio.ensure_future(self._close_in_worker(worker, session))
         self._closing.add(closing)
-        closing.add_done_callback(self._closed)
+        closing.add_done_callback(lambda done: self._closed(session, done))
         return closing
 
     async def _close_in_worker(self, worker: Worker, session: Session) -> bytes:
         lane, places = session.lane, session.places
         worker.pending[lane] = session.environment_id
+        session.closed = asyncio.get_running_loop().time()
+        self.closing[lane] = session
         try:
             async with asyncio.timeout(WORKER_GRACE):
                 return await worker.request(pb.COMMAND_KIND_CLOSE, lane, b"")
@@ -393,14 +458,26 @@ class SessionTable:
         except (errors.SessionLost, TimeoutError):
             return b""  # gone with its worker, or given up by it
         finally:
-            del worker.pending[lane]
+            del worker.pending[lane], self.closing[lane]
             self._pool.release(worker, places)
             self.admission.free(session.identity, places)
 
-    def _closed(self, closing: "asyncio.Task[bytes]") -> None:
+    def _closed(self, session: Session, closing: "asyncio.Task[bytes]") -> None:
         self._closing.discard(closing)
         if not closing.cancelled() and (error := closing.exception()) is not None:
-            log.info("closing an environment: %s", error)
+            log.info("closing an environment: %s", error, extra=session.about)
+
+    def when_ended(self, session: Session) -> "asyncio.Future[errors.Error]":
+        """What is done, with the reason, when a session has ended; whoever waits no longer cancels it."""
+        awaiting: asyncio.Future[errors.Error] = asyncio.get_running_loop().create_future()
+        if session.id not in self.by_id:
+            ended = self._ended.get(session.id)
+            awaiting.set_result(ended.error if ended else errors.SessionClosed("the session has ended"))
+            return awaiting
+        waiting = self._awaited.setdefault(session.lane, set())
+        waiting.add(awaiting)
+        awaiting.add_done_callback(waiting.discard)
+        return awaiting
 
     def environments_of(self, worker: Worker) -> dict[int, str]:
         """The environments of a worker's sessions, by their lanes."""
@@ -410,7 +487,8 @@ class SessionTable:
         """Ends the sessions of a worker that has died."""
         lost = [session for session in self.by_id.values() if session.worker is worker]
         if lost and self.accepting:
-            log.warning("%s lost with worker %d", counted(len(lost), "session"), worker.number)
+            about = {"worker": worker.number}
+            log.warning("%s lost with worker %d", counted(len(lost), "session"), worker.number, extra=about)
         why = errors.SessionLost(f"the session is lost: worker {worker.number} is gone: {worker.reason}")
         for session in lost:
             self.end(session, why)

@@ -20,7 +20,7 @@ from gymhost.server.front.backlog import Backlog
 from gymhost.server.front.congestion import until_admitted
 from gymhost.server.front.forks import Fork, Forks
 from gymhost.server.front.outgoing import Context, Outgoing
-from gymhost.server.front.sessions import GOING_AWAY, Session, SessionTable
+from gymhost.server.front.sessions import Session, SessionTable
 from gymhost.server.front.workers import Worker
 from gymhost.server.identity import Caller, Identities
 from gymhost.v1 import environments_pb2 as pb
@@ -118,6 +118,7 @@ class Streams:
 
     Attributes:
         forks: The forks of sessions.
+        instance: Names this run of the server.
     """
 
     def __init__(self, config: ServerConfig, table: SessionTable, instance: str, direct: pb.DirectPath) -> None:
@@ -125,7 +126,7 @@ class Streams:
         self._config = config
         self._direct = direct
         self._table = table
-        self._instance = instance
+        self.instance = instance
         self._streams: dict[str, Stream] = {}
         self._backlog = Backlog(config.max_payload)
         # Interact calls, those included that are ending; and the streams of each identity, without its bulk streams.
@@ -242,7 +243,8 @@ class Streams:
         """Cuts the streams of callers who are no longer let in; closes the sessions of those who have no token left."""
         for stream in self._streams.values():
             if not identities.is_valid(stream.caller) and not stream.cut.done():
-                log.info("a stream of %s is cut: its token was revoked", stream.identity)
+                about = {"identity": stream.identity}
+                log.info("a stream of %s is cut: its token was revoked", stream.identity, extra=about)
                 stream.cut.set_result(errors.Unauthenticated("the token was revoked on this server"))
         if not identities.revoked:
             return
@@ -260,10 +262,20 @@ class Streams:
         except errors.Error:
             pass  # it has ended
 
+    @property
+    def count(self) -> int:
+        """How many streams there are, without bulk streams."""
+        return self._of.total()
+
     def tell_all(self, error: errors.Error) -> None:
         """Tells every client what concerns the server as a whole."""
         for stream in self._streams.values():
             stream.fail(0, 0, error)
+
+    def tell_resumed(self) -> None:
+        """Tells every client that the server takes new sessions again."""
+        for stream in self._streams.values():
+            stream.answer(0, b"")
 
     def close_all(self, error: errors.Error) -> None:
         """Tells every stream about every lane of it."""
@@ -372,7 +384,7 @@ class Streams:
     def _welcome(self, stream: Stream, number: int) -> None:
         welcome = pb.Welcome(
             protocol_minor=limits.PROTOCOL_MINOR,
-            server_instance=self._instance,
+            server_instance=self.instance,
             stream_id=stream.id,
             max_payload_bytes=self._config.max_payload,
             lease_ms=round(self._config.lease * 1000),
@@ -382,7 +394,7 @@ class Streams:
         )
         stream.answer(number, welcome.SerializeToString())
         if not self._table.accepting:
-            stream.fail(0, 0, errors.ServerUnavailable(GOING_AWAY))
+            stream.fail(0, 0, errors.ServerUnavailable(self._table.refusal))
 
     async def _create(self, stream: Stream, number: int, request: pb.CreateSessionRequest, limit: float) -> None:
         session, response = await self._table.create(stream.identity, request, limit)

@@ -5,6 +5,7 @@ import collections
 import contextlib
 import logging
 import os
+import re
 import signal
 import socket
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from gymhost.server.front import congestion
 from gymhost.server.front.crews import Crew
 from gymhost.server.front.leftovers import FOLDER_VARIABLE
 from gymhost.v1 import environments_pb2 as pb
+from gymhost.v1 import operations_pb2 as operations
 from gymhost.wire import errors
 from gymhost.wire.frames import FrameReader, pack
 from gymhost.wire.limits import ENVELOPE
@@ -123,7 +125,8 @@ class Worker(asyncio.Protocol):
         self._process: asyncio.subprocess.Process
         self._board: Board
         self._heard = 0.0
-        self._output: collections.deque[str] = collections.deque(maxlen=20)
+        # The last lines of its output, each with the lane of the session that printed it; 0 for its own.
+        self._output: collections.deque[tuple[int, str]] = collections.deque(maxlen=50)
         self._tasks: list[asyncio.Task[None]] = []
         self.dead = False
 
@@ -244,7 +247,12 @@ class Worker(asyncio.Protocol):
             try:
                 await asyncio.wait_for(self._process.wait(), KILL_LIMIT)
             except TimeoutError:
-                log.error("worker %d, process %d, does not end though it was killed", self.number, self.pid)
+                log.error(
+                    "worker %d, process %d, does not end though it was killed",
+                    self.number,
+                    self.pid,
+                    extra={"worker": self.number},
+                )
 
     def retire(self, reason: str) -> None:
         """Gives it no new sessions: it is to be stopped when its last one has left."""
@@ -287,14 +295,15 @@ class Worker(asyncio.Protocol):
         # Its last words may still be in the pipe; what it left running may keep the pipe open.
         await asyncio.wait(self._tasks[:1], timeout=1.0)
         if status == link.EXIT_OVERRUN and self._output:
-            self.reason = self.reason or self._output[-1]
+            self.reason = self.reason or self._output[-1][1]
         elif status < 0:
             self.reason = self.reason or f"it was killed by {_signal_name(-status)}"
         elif status == 0 and self._asked_to_end:
             self.reason = self.reason or self.retired or "it was asked to"
             self.ended_as_asked = True
         else:
-            words = "; its last words: " + " | ".join(list(self._output)[-3:]) if self._output else ""
+            said = [line for _, line in self._output]
+            words = "; its last words: " + " | ".join(said[-3:]) if said else ""
             self.reason = self.reason or f"it ended with status {status}{words}"
         self._died()
 
@@ -307,10 +316,26 @@ class Worker(asyncio.Protocol):
                 continue  # a line beyond the reader's limit, dropped
             if not line:
                 return
-            text = line.decode(errors="replace").rstrip()
-            if text:
-                self._output.append(text[:MAX_LINE])
-                log.info("[worker %d] %s", self.number, text)
+            if text := line.decode(errors="replace").rstrip():
+                self._say(text)
+
+    def _say(self, text: str) -> None:
+        """Logs a line of its output."""
+        about: dict[str, object] = {"worker": self.number, "speaker": f"worker {self.number}"}
+        lane = 0
+        if text.startswith(link.TAG) and text.count(link.TAG) > 3:  # else it is no line of ours
+            _, environment, number, label, text = text.split(link.TAG, 4)
+            lane = int(number) if number.isdecimal() and int(number) >> 32 == self.number else 0
+            name = name_of(lane) if lane else ""
+            about |= {
+                "environment": environment,
+                "session": name,
+                "rollout": label,
+                "identity": self._owner.owner_of(lane),
+                "speaker": " ".join(part for part in (environment, name, label) if part),
+            }
+        self._output.append((lane, text[:MAX_LINE]))
+        log.info("%s", text, extra=about)
 
     async def _watch_life(self, fd: int) -> None:
         loop = asyncio.get_running_loop()
@@ -391,8 +416,12 @@ class Worker(asyncio.Protocol):
     def forget_channel(self, channel: int) -> None:
         """Ends a channel whose stream has ended."""
         if self.channels.pop(channel, None) is not None and not self.dead:
-            command = pb.Command(sequence=channel, kind=link.FORGET_CHANNEL)  # pyright: ignore[reportArgumentType]
-            self.send(pb.InteractRequest(commands=[command]))
+            self.tell(link.FORGET_CHANNEL, number=channel)
+
+    def tell(self, kind: int, lane: int = 0, number: int = 0, payload: bytes = b"") -> None:
+        """Sends a command of the front's own that has no reply."""
+        command = pb.Command(lane=lane, sequence=number, kind=kind, payload=payload)  # pyright: ignore[reportArgumentType]
+        self.send(pb.InteractRequest(commands=[command]))
 
     def request(self, kind: int, lane: int, payload: bytes) -> asyncio.Future[bytes]:
         """Sends a command of the front's own; the future gets the reply's payload, or an `Error`."""
@@ -407,6 +436,14 @@ class Worker(asyncio.Protocol):
         command = pb.Command(lane=lane, sequence=number, kind=kind, payload=payload)  # pyright: ignore[reportArgumentType]
         self.send(pb.InteractRequest(commands=[command]))
         return future
+
+    def is_busy(self, lane: int) -> bool:
+        """Whether code runs on a lane of it."""
+        return self._board.is_busy(lane)
+
+    def last_words(self, lane: int) -> list[str]:
+        """The last lines of its output: its own, and those of one session."""
+        return [line for said_on, line in self._output if said_on in (0, lane)]
 
     def new_lane(self) -> int:
         """A lane that was never used before on this server."""
@@ -426,6 +463,10 @@ class Worker(asyncio.Protocol):
                     future.set_exception(errors.from_wire(reply.code, pb.Error.FromString(reply.payload)))
                 else:
                     future.set_result(reply.payload)
+            return
+        if reply.code == link.FAILED:
+            if reply.lane >> 32 == self.number:
+                self._owner.environment_failed(self, reply.lane, operations.Failure.FromString(reply.payload))
             return
         error = errors.from_wire(reply.code, pb.Error.FromString(reply.payload))
         if reply.lane == 0:
@@ -463,6 +504,25 @@ class WorkerEvents(Protocol):
     def session_ended(self, worker: Worker, lane: int, error: errors.Error) -> None:
         """The worker gave a session up."""
         ...
+
+    def owner_of(self, lane: int) -> str | None:
+        """Whose a lane is; None where nothing is on it."""
+        ...
+
+    def environment_failed(self, worker: Worker, lane: int, failure: operations.Failure) -> None:
+        """Something failed on a lane."""
+        ...
+
+
+def name_of(lane: int) -> str:
+    """What operators call the session of a lane: its worker's number and its own."""
+    return f"{lane >> 32}-{lane & 0xFFFFFFFF}"
+
+
+def lane_of(name: str) -> int:
+    """The lane of a session that operators call so; 0, which is none, where nobody calls one so."""
+    match = re.fullmatch(r"([0-9]{1,10})-([0-9]{1,10})", name)
+    return int(match[1]) << 32 | int(match[2]) if match else 0
 
 
 def _environment() -> dict[str, str]:

@@ -1,7 +1,8 @@
 """Runs the rollout service for the process that started it: `python -m gymhost.server.rollouts PARENT_FD READY_FD`.
 
 As with `gymhost.server`, the parent writes the configuration as one line of JSON into a pipe and keeps it open; the
-service writes its address into another once it listens, and stops when the first one ends.
+service writes its address into another once it listens, and stops when the first one ends. Beside the settings the
+line may have `side_address`, where it listens for processes beside it.
 """
 
 import os
@@ -22,8 +23,14 @@ def main() -> None:
     settings = read_settings(parent)
     if settings is None:
         return
+    side_address = settings.pop("side_address", "")
     try:
-        run(RolloutsConfig.from_dict(settings), on_ready=partial(tell_address, ready), parent_fd=parent)
+        run(
+            RolloutsConfig.from_dict(settings),
+            side_address=side_address,
+            on_ready=partial(tell_address, ready),
+            parent_fd=parent,
+        )
     except (Error, ImportError) as error:
         sys.exit(f"gymhost: {error}")
 

@@ -211,15 +211,16 @@ class Flights:
         if flight is None:
             return  # it was aborted, and what had come of it was taken then
         self._land(flight)
-        kept = self.outcomes.ended
+        kept = self.outcomes.tally.ended
         try:
             self._take(flight, trajectory)
         except Exception as error:
             if self._store.broken:
                 raise
             # The others in flight have no part in it. Nor is this one to be missing, so that its job would never end.
-            logger.exception("what comes of rollout %d of job %s went wrong", flight.number, flight.job.id)
-            if self.outcomes.ended == kept and flight.number not in flight.job.again:
+            names = {"job": flight.job.id, "rollout": f"{flight.job.id}/{flight.number}"}
+            logger.exception("what comes of rollout %d of job %s went wrong", flight.number, flight.job.id, extra=names)
+            if self.outcomes.tally.ended == kept and flight.number not in flight.job.again:
                 self._take(flight, lost(trajectory, error))
 
     def _take(self, flight: Flight, trajectory: Trajectory) -> None:

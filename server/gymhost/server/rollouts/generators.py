@@ -5,11 +5,12 @@ import contextlib
 import json
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol
 
-from gymhost.rollout.generators.base import GeneratorError
+from gymhost.rollout.generators.base import GeneratorError, PrefixCache
 from gymhost.rollout.generators.members import Member
 from gymhost.rollout.generators.pool import GeneratorPool
 from gymhost.rollout.generators.updates import WeightsRefused
@@ -28,6 +29,10 @@ GENERATORS, POLICY = "generators", "policy"
 PATIENCE = 300.0
 # Seconds for a generator to take note of what its weights are.
 LABEL = 10.0
+# Seconds for a generator to tell of its cache.
+READ = 2.0
+# Over how many readings it is told how fast generators sample: generations end in waves.
+READINGS = 4
 # Seconds between looks at whether there is a generator to sample with, though nothing was heard.
 LOOK = 1.0
 # Seconds without a generator after which the log says so: as the service starts none has answered yet.
@@ -97,6 +102,10 @@ class Generators:
         for url in urls:
             if self._at(url) is None:
                 self._take(Known(url, url, of_settings=True))
+        self._caches: dict[str, PrefixCache] = {}
+        self._hits = math.nan
+        # At each reading, what each generator had sampled, and the seconds since the one before.
+        self._readings: deque[tuple[float, dict[str, int]]] = deque([(0.0, {})], maxlen=READINGS)
         self._announcing = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -179,6 +188,7 @@ class Generators:
         if self._known.pop(name, None) is None:
             return
         self.pool.remove(name)
+        self._caches.pop(name, None)
         try:
             await self._remember()
         finally:
@@ -186,7 +196,53 @@ class Generators:
 
     def infos(self) -> list[pb.Generator]:
         """How each generator does at present."""
-        return [_message(self._known[member.name], member) for member in self.pool.members()]
+        first, *later = self._readings
+        seconds = sum(passed for passed, _ in later)
+
+        def speed(name: str) -> float:
+            before, now = first[1].get(name, 0), self._readings[-1][1].get(name, 0)
+            return max(0, now - before) / seconds if seconds else 0.0
+
+        return [
+            _message(
+                self._known[member.name],
+                member,
+                self._caches.get(member.name, PrefixCache()),
+                speed(member.name),
+            )
+            for member in self.pool.members()
+        ]
+
+    # -- figures -------------------------------------------------------------------------------------------------------
+
+    @property
+    def prefix_hits(self) -> float:
+        """The part of prompt tokens that generators had in their caches, between the last two readings.
+
+        NaN where they had no prompts, or tell nothing.
+        """
+        return self._hits
+
+    async def read(self, seconds: float) -> None:
+        """Takes note of how generators do, and asks those that are well what they tell of their caches.
+
+        Args:
+            seconds: The time since this was done last.
+        """
+        members = self.pool.members()
+        self._readings.append((seconds, {member.name: member.sampled_tokens for member in members}))
+        servers = {member.name: self._servers[member.name] for member in members if member.healthy}
+        told = await asyncio.gather(*(_cache_of(server) for server in servers.values()))
+        prompts = cached = 0
+        for (name, server), now in zip(servers.items(), told, strict=True):
+            if now is None or self._servers.get(name) is not server:
+                continue
+            before = self._caches.get(name, now)
+            self._caches[name] = now
+            if now.prompt_tokens >= before.prompt_tokens:  # else it was started anew
+                prompts += now.prompt_tokens - before.prompt_tokens
+                cached += now.cached_tokens - before.cached_tokens
+        self._hits = cached / prompts if prompts else math.nan
 
     # -- weights -------------------------------------------------------------------------------------------------------
 
@@ -300,7 +356,15 @@ def _usable(member: Member) -> bool:
     return member.healthy and member.current and not member.draining
 
 
-def _message(known: Known, member: Member) -> pb.Generator:
+async def _cache_of(server: VllmServerGenerator) -> PrefixCache | None:
+    try:
+        async with asyncio.timeout(READ):
+            return await server.prefix_cache()
+    except TimeoutError:
+        return None
+
+
+def _message(known: Known, member: Member, cache: PrefixCache, speed: float) -> pb.Generator:
     return pb.Generator(
         name=member.name,
         url=known.url,
@@ -312,4 +376,8 @@ def _message(known: Known, member: Member) -> pb.Generator:
         policy_version=member.policy_version,
         why=member.why,
         sampled_tokens=member.sampled_tokens,
+        prompt_tokens=cache.prompt_tokens,
+        cached_prompt_tokens=cache.cached_tokens,
+        tokens_per_second=speed,
+        generations=member.generations,
     )

@@ -4,7 +4,8 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from gymhost.server.rollouts.job import ENDED, Caller, Job
 from gymhost.server.rollouts.outcomes import Outcomes
 from gymhost.server.rollouts.queue import FairQueue
 from gymhost.server.rollouts.store import JobStore
+from gymhost.server.rollouts.tally import Tally
 from gymhost.v1 import rollouts_pb2 as pb
 from gymhost.wire import errors
 
@@ -25,6 +27,11 @@ __all__ = ["Jobs", "JobsCounts"]
 
 logger = logging.getLogger(__name__)
 
+_STATES = {
+    name.removeprefix("JOB_STATE_").lower(): number
+    for name, number in pb.JobState.items()
+    if number  # but UNSPECIFIED
+}
 _LISTED_JOBS, _LISTED_ROLLOUTS = 100, 1000
 # So many jobs that have ended are kept of an identity for each that it may have at once: the oldest go first.
 _ENDED_PER_JOB = 10
@@ -39,15 +46,19 @@ class JobsCounts:
         jobs: Those that have not ended.
         queued: Rollouts that have not begun, or are to begin again.
         unacknowledged: Results that wait to be acknowledged.
+        unacknowledged_bytes: The bytes that these take.
         ended: Rollouts that have ended since the service was started.
         retries: How often one was begun again after a fault since then.
+        states: Jobs by state, those that have ended too, as long as they are kept.
     """
 
     jobs: int
     queued: int
     unacknowledged: int
+    unacknowledged_bytes: int
     ended: int
     retries: int
+    states: Mapping[str, int]
 
 
 class Jobs:
@@ -330,13 +341,21 @@ class Jobs:
     def counts(self) -> JobsCounts:
         """All jobs at this moment."""
         jobs = self._jobs.values()
+        states = Counter(job.state for job in jobs)
         return JobsCounts(
             jobs=sum(not job.ended for job in jobs),
             queued=sum(job.queued for job in jobs),
             unacknowledged=sum(job.info.unacknowledged for job in jobs),
-            ended=self._outcomes.ended,
+            unacknowledged_bytes=sum(job.info.unacknowledged_bytes for job in jobs),
+            ended=self.tally.ended,
             retries=self._flights.retries,
+            states={name: states[number] for name, number in _STATES.items()},
         )
+
+    @property
+    def tally(self) -> Tally:
+        """What has ended since the service was started."""
+        return self._outcomes.tally
 
     def policy_changed(self, version: int) -> None:
         """Says which policy version the generators have from now on."""

@@ -11,6 +11,7 @@ from gymhost.rollout.trajectory import Outcome, Trajectory
 from gymhost.server.rollouts.groups import Group, Member, choose, oldest_version, varies
 from gymhost.server.rollouts.job import Job
 from gymhost.server.rollouts.store import JobStore
+from gymhost.server.rollouts.tally import Tally
 from gymhost.v1 import rollouts_pb2 as pb
 
 __all__ = ["Outcomes", "lost"]
@@ -31,6 +32,9 @@ class Outcomes:
         version: The policy version.
         abort: Ends rollouts of a job that are in flight, and returns what had come of them.
         offer: Called with a job that may be able to begin something.
+
+    Attributes:
+        tally: What has ended since this began.
     """
 
     def __init__(
@@ -40,8 +44,7 @@ class Outcomes:
         abort: Callable[[Job, Iterable[int]], list[Ended]],
         offer: Callable[[Job], None],
     ) -> None:
-        self.ended = 0
-        """How many rollouts have ended since this began."""
+        self.tally = Tally()
         self._store = store
         self._version = version
         self._abort = abort
@@ -262,7 +265,11 @@ class Outcomes:
         try:
             body = _written(job, number, trajectory)
         except Exception as error:  # whatever it is, it concerns this rollout alone
-            logger.exception("the trajectory of rollout %s can't be written down: it counts as failed", trajectory.id)
+            logger.exception(
+                "the trajectory of rollout %s can't be written down: it counts as failed",
+                trajectory.id,
+                extra={"job": job.id, "rollout": trajectory.id, "environment": trajectory.env_id},
+            )
             trajectory = lost(trajectory, error)
             body = _written(job, number, trajectory)
         self._store.ended(job.row, number, trajectory, time.time(), body)
@@ -270,7 +277,7 @@ class Outcomes:
         member = Member(number, trajectory.outcome.kind, reward, trajectory.oldest_version, len(body))
         job.count(member)
         job.info.sampled_tokens += trajectory.sampled_tokens
-        self.ended += 1
+        self.tally.count(trajectory)
         return member
 
     def _deliver(self, job: Job, members: list[Member], *, whole: bool) -> None:
@@ -282,6 +289,7 @@ class Outcomes:
     def _drop(self, job: Job, members: Iterable[Member]) -> None:
         for member in members:
             job.drop(member)
+            self.tally.dropped += 1
             self._store.forget(job.row, member.number)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gymhost.client.tls import Tls
+from gymhost.rollout import stages
 from gymhost.rollout.agents import load_agent
 from gymhost.rollout.chat import Chat
 from gymhost.rollout.endpoint import Endpoints
@@ -20,11 +21,14 @@ from gymhost.rollout.servers import Servers
 from gymhost.server import process
 from gymhost.server.access import Access
 from gymhost.server.addresses import ensure_free
+from gymhost.server.identity import SideDoor
 from gymhost.server.listener import Listener
+from gymhost.server.rollouts import telling
 from gymhost.server.rollouts.config import RolloutsConfig
 from gymhost.server.rollouts.database import StoreError
 from gymhost.server.rollouts.generators import Generators
 from gymhost.server.rollouts.jobs import Jobs
+from gymhost.server.rollouts.metrics import OPERATIONS, Figures, RolloutOperations, operations_handlers
 from gymhost.server.rollouts.service import (
     ENVIRONMENTS,
     SERVICE,
@@ -35,10 +39,10 @@ from gymhost.server.rollouts.service import (
     handlers,
 )
 from gymhost.server.rollouts.store import JobStore
-from gymhost.server.tokens import Role
+from gymhost.server.tokens import Role, hash_of, new_token
 from gymhost.wire.errors import InvalidArgument, ServerUnavailable
 
-__all__ = ["RolloutServer", "run"]
+__all__ = ["RolloutServer", "leave", "prepare", "run"]
 
 log = logging.getLogger("gymhost.server")
 
@@ -51,12 +55,16 @@ class RolloutServer:
 
     Args:
         config: Its settings.
+        side_address: A Unix socket (`unix:PATH`) where it listens too, in a folder that is its user's alone, for
+            processes beside it that show their callers' tokens; empty for none.
     """
 
-    def __init__(self, config: RolloutsConfig) -> None:
+    def __init__(self, config: RolloutsConfig, side_address: str = "") -> None:
         self.config = config
+        # Nobody has the token that would let in by itself.
+        side = SideDoor(side_address, hash_of(new_token()), "beside") if side_address else None
         # It takes those for admins who need no token.
-        self._access = Access(config, untold=Role.ADMIN)
+        self._access = Access(config, untold=Role.ADMIN, side=side)
         self._receivers = Receivers()
         self._listener: Listener | None = None
         self._jobs: Jobs | None = None
@@ -114,8 +122,10 @@ class RolloutServer:
         stack.push_async_callback(jobs.aclose)
         identities = self._access.identities
         service = RolloutService(identities, jobs, generators, engine, source, self._receivers, agents)
+        figures = Figures(jobs, engine, generators, source)
         services = {
             SERVICE: handlers(service),
+            OPERATIONS: operations_handlers(RolloutOperations(identities, figures)),
             ENVIRONMENTS: forwarding_handlers(Forwarding(identities, source)),
         }
         self._listener = Listener(config.address, self._access, config.max_payload, services)
@@ -124,7 +134,12 @@ class RolloutServer:
             """Has rollouts wait without loss while nothing can be sampled."""
             (engine.resume if can_sample else engine.pause)()
 
-        for work in (generators.watch(tell), self._access.watch(self._receivers), _end_when_broken(jobs)):
+        for work in (
+            generators.watch(tell),
+            self._access.watch(self._receivers),
+            _end_when_broken(jobs),
+            figures.history.watch(),
+        ):
             task = asyncio.get_running_loop().create_task(work)
             stack.push_async_callback(_end, task)
         stack.push_async_callback(self._stop_listening)
@@ -157,12 +172,17 @@ class RolloutServer:
 
 
 def run(
-    config: RolloutsConfig, *, on_ready: Callable[[RolloutServer], None] | None = None, parent_fd: int | None = None
+    config: RolloutsConfig,
+    *,
+    side_address: str = "",
+    on_ready: Callable[[RolloutServer], None] | None = None,
+    parent_fd: int | None = None,
 ) -> None:
     """Runs a rollout service until SIGTERM, Ctrl-C, or the end of the process that started it, and ends the process.
 
     Args:
         config: The service's settings.
+        side_address: As for `RolloutServer`.
         on_ready: Called once the service listens.
         parent_fd: A pipe whose end of file means that the service's parent is gone.
 
@@ -171,16 +191,26 @@ def run(
         ServerUnavailable: The service could not start.
         ImportError: What it needs is not installed; the message names the extra.
     """
-    for variable in ("GYMHOST_TOKEN", "GYMHOST_TLS_CA", "GYMHOST_TLS_CERT", "GYMHOST_TLS_KEY"):
-        os.environ.pop(variable, None)  # which are for clients: this one's are among its settings
-    sys.path[:0] = [folder for folder in config.paths if folder not in sys.path]
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # which has a line for each request
+    prepare(config)
     process.run(
-        lambda: RolloutServer(config), config.log_level, on_ready=on_ready, on_stopped=_leave, parent_fd=parent_fd
+        lambda: RolloutServer(config, side_address),
+        config.log_level,
+        config.log_format,
+        on_ready=on_ready,
+        on_stopped=leave,
+        parent_fd=parent_fd,
     )
 
 
-def _leave() -> None:
+def prepare(config: RolloutsConfig) -> None:
+    """Readies the process for a rollout service."""
+    for variable in ("GYMHOST_TOKEN", "GYMHOST_TLS_CA", "GYMHOST_TLS_CERT", "GYMHOST_TLS_KEY"):
+        os.environ.pop(variable, None)  # which are for clients: this one's are among its settings
+    sys.path[:0] = [folder for folder in config.paths if folder not in sys.path]
+    logging.getLogger(stages.__name__).addFilter(telling.named)
+
+
+def leave() -> None:
     """Ends the process. All is closed by now, but for what would only be waited for.
 
     A thread may still try to reach an environment server, and the interpreter would take seconds to take apart what

@@ -201,10 +201,13 @@ class RolloutService(rpc.RolloutServiceServicer):
     def _told(self, job: pb.Job) -> pb.Job:
         """A job with what keeps all of them from going on, if anything does."""
         if not job.waits_for and job.state in _GOING:
-            job.waits_for = self._generators.obstacle or self._unreachable()
+            job.waits_for = self._obstacle()
         return job
 
-    def _unreachable(self) -> str:
+    def _obstacle(self) -> str:
+        """What keeps all jobs from going on, if anything does."""
+        if of_generators := self._generators.obstacle:
+            return of_generators
         reachable = self._source.reachable
         return "" if any(reachable.values()) else f"an environment server: can't reach {', '.join(reachable)}"
 
@@ -288,8 +291,8 @@ class RolloutService(rpc.RolloutServiceServicer):
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:  # noqa: N802
         """Says how the service fares."""
-        async with self._caller(context, "GetStatus"):
-            status, counts = self._engine.status(), self._jobs.counts()
+        async with self._caller(context, "GetStatus") as caller:
+            status, counts, tally = self._engine.status(), self._jobs.counts(), self._jobs.tally
             reachable = self._source.reachable
             return pb.GetStatusResponse(
                 service_instance=self._instance,
@@ -311,6 +314,12 @@ class RolloutService(rpc.RolloutServiceServicer):
                 ],
                 generators=self._generators.infos(),
                 agents=self._agents,
+                environments=tally.told(),
+                generating=status.generating,
+                dropped=tally.dropped,
+                unacknowledged_bytes=counts.unacknowledged_bytes,
+                waits_for=self._obstacle(),
+                role=caller.role.label,
             )
         raise AssertionError("unreachable")
 

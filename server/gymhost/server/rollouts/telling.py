@@ -1,12 +1,13 @@
 """What others are told of jobs and rollouts."""
 
+import logging
 import time
 
 from gymhost.rollout.trajectory import Trajectory
 from gymhost.server.rollouts.job import Flight, Job
 from gymhost.v1 import rollouts_pb2 as pb
 
-__all__ = ["in_flight", "of_job", "queued"]
+__all__ = ["in_flight", "named", "of_job", "queued"]
 
 # What is waiting for a place in a stage counts for that stage.
 _STAGES = {
@@ -62,6 +63,17 @@ def queued(job: Job, number: int) -> pb.RolloutInfo:
         stage=pb.ROLLOUT_STAGE_QUEUED,
         attempts=job.attempts.get(number, 0),
     )
+
+
+def named(record: logging.LogRecord) -> bool:
+    """Says in a line of the engine's log which rollout of which job it is about: the engine knows the flight alone.
+
+    It is a filter of `logging`, and lets everything through.
+    """
+    job, of_job, number = getattr(record, "rollout", "").partition("/")
+    if of_job:
+        record.job, record.rollout = job, f"{job}/{number.partition('.')[0]}"
+    return True
 
 
 def _waits_for(job: Job) -> str:

@@ -48,6 +48,7 @@ def options_of(command: pb.ResetCommand, terms: Terms) -> dict[str, Any] | None:
 def _reset_arguments(payload: bytes, terms: Terms) -> dict[str, Any]:
     command = pb.ResetCommand.FromString(payload)
     fields.check(command)
+    terms.label = command.label
     return {"seed": command.seed if command.HasField("seed") else None, "options": options_of(command, terms)}
 
 

@@ -142,6 +142,7 @@ def _info(registered: registration.Registered, patterns: tuple[str, ...]) -> pb.
         step_timeout_ms=round((hosting.step_timeout or 0) * 1000),
         reset_timeout_ms=round((hosting.reset_timeout or 0) * 1000),
         source=registered.source,
+        licence=registered.licence,
         native_vector=gymnasium.registry[registered.id].vector_entry_point is not None,
         replayable=replayable(registered.id, hosting, patterns),
         memory_limit_bytes=hosting.memory_limit or 0,

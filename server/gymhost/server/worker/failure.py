@@ -5,7 +5,11 @@ import traceback
 import gymnasium.error
 from google.protobuf.message import DecodeError as ProtobufDecodeError
 
+from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors
+
+# What operators call the code of a reply that tells of no failure.
+OK = "OK"
 
 
 def failure(error: BaseException) -> tuple[int, bytes]:
@@ -36,3 +40,12 @@ def fault(error: BaseException) -> tuple[int, bytes]:
 def unimplemented(kind: int) -> errors.Unimplemented:
     """The error for a kind of command that this worker does not know."""
     return errors.Unimplemented(f"this server does not know commands of kind {kind}")
+
+
+def code_name(code: int) -> str:
+    """What operators call the code of a reply: its name in ReplyCode, such as `ENVIRONMENT_FAULT`."""
+    if not code:
+        return OK
+    if code not in pb.ReplyCode.values():
+        return str(code)
+    return pb.ReplyCode.Name(code).removeprefix("REPLY_CODE_")  # pyright: ignore[reportArgumentType]

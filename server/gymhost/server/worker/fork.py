@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from gymhost.envs import forking
 from gymhost.server.worker.calls import Call, nothing
 from gymhost.server.worker.output import current_session
-from gymhost.server.worker.vector_calls import VECTOR_CALLS
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors
 
@@ -81,7 +80,7 @@ class Forking:
     def _under_way(self) -> Generator[list[contextvars.Context]]:
         """Yields what each environment is to be copied in: as the code of the session that it is for."""
         try:
-            if self._session.calls is VECTOR_CALLS:
+            if self._session.is_vector:
                 raise errors.Unimplemented("a vector session can't be forked: fork sessions of single environments")
             self._session.sandboxes.add(self)
             contexts: list[contextvars.Context] = []

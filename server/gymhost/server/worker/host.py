@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 from gymhost.envs import registration, sandboxing, wrapping
 from gymhost.server import link
 from gymhost.server.board import IDLE, RUNNING, Board
-from gymhost.server.worker import describe, output
+from gymhost.server.worker import describe, follow, live, output
+from gymhost.server.worker.failure import failure
+from gymhost.server.worker.failures import Failures
 from gymhost.server.worker.fork import give_back
 from gymhost.server.worker.links import DirectLink, FrontLink
 from gymhost.server.worker.outlet import Outlet
@@ -24,6 +26,7 @@ from gymhost.server.worker.share import MemoryShare
 from gymhost.server.worker.thread_session import ThreadSession
 from gymhost.server.worker.watchdog import Watchdog
 from gymhost.v1 import environments_pb2 as pb
+from gymhost.v1 import operations_pb2 as operations
 from gymhost.wire import errors
 
 if TYPE_CHECKING:
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
 # How often the deadlines of running calls are looked at, and the idle limits of sessions, in seconds.
 SWEEP = 0.1
 IDLE_SWEEP = 1.0
+# Seconds for which those who follow a session get its last turns once it has ended.
+LAST_TURNS = 5.0
 
 _MODES: dict[str, type[Session]] = {"inline": InlineSession, "thread": ThreadSession, "async": AsyncSession}
 
@@ -65,11 +70,11 @@ class _Described:
     """Whose code runs while an environment is described."""
 
     def __init__(self, environment_id: str, share: MemoryShare | None) -> None:
-        self._environment_id = environment_id
+        self._tag = output.tag(environment_id, 0)
         self.sandboxes = sandboxing.Scope(share)
 
     def __str__(self) -> str:
-        return self._environment_id
+        return self._tag
 
 
 class Host:
@@ -91,6 +96,8 @@ class Host:
         self._sandboxes_to_try: Backend | None = None
         # The sessions by the token that opens them to clients on the same host.
         self.by_token: dict[str, Session] = {}
+        # Those who followed sessions that have just ended, by their lanes.
+        self._followed: dict[int, follow.Following] = {}
         # The lanes of sessions that are being forked.
         self.promised: set[int] = set()
         self.turn = Turn()
@@ -101,6 +108,7 @@ class Host:
         self._tasks: set[asyncio.Task[None]] = set()
         self._tainted = False
         self._front: FrontLink
+        self._failures = Failures(self._tell_failure)
         sandboxing.configure(sandboxing.Settings(**config.sandboxes))
         sandboxing.tell_owner_by(_owner)
 
@@ -149,6 +157,18 @@ class Host:
     def tell_front(self, lane: int, error: BaseException) -> None:
         """Sends the front a notice: of a lane, or of the worker itself on lane 0."""
         self._front.outlet(0).send_error(lane, 0, error)
+
+    def failed(self, session: Session, kind: int, code: int, payload: bytes) -> None:
+        """Takes note of a command that failed. On the event loop only."""
+        # What a client asks of attributes that there are not is none of the environment's failures.
+        if kind != pb.COMMAND_KIND_GET_ATTR:
+            self._note(session, follow.command_name(kind), code, payload)
+
+    def _note(self, session: Session, command: str, code: int, payload: bytes) -> None:
+        self._failures.add(session.lane, session.environment_id, session.terms.label, command, code, payload)
+
+    def _tell_failure(self, lane: int, failure: operations.Failure) -> None:
+        self._front.outlet(0).send(lane, 0, link.FAILED, failure.SerializeToString())
 
     def post(self, call: Callable[[Any], None], argument: Any) -> None:
         """Has the event loop make a call. From any thread."""
@@ -220,12 +240,21 @@ class Host:
                 self.keep(self.loop.create_task(self._tell_memory(number, lanes)))
             elif kind == link.FORGET_CHANNEL:
                 self._front.forget(number)
+            elif kind == link.LIVE:
+                self._front.outlet(0).send(0, number, 0, live.told(self.sessions, command.payload))
+            elif kind == link.UNFOLLOW:
+                if session is not None:
+                    session.unfollow(int(command.payload))
+            elif kind == link.FOLLOW and session is None and (followed := self._followed.get(command.lane)):
+                followed.ask(int(command.payload), functools.partial(self._tell_turns, number))
             elif session is None:
                 raise errors.SessionLost("the session has ended")
             elif kind == link.LAST_SEQUENCES:
                 # A stream has attached the session: from now on it is driven there.
                 session.leave()
                 self._answer(number, pb.Attached(last_sequences=[session.last]))
+            elif kind == link.FOLLOW:
+                session.follow(int(command.payload), functools.partial(self._tell_turns, number))
             elif kind == link.INFO:
                 self._answer(number, pb.SessionInfo(busy=session.busy, steps=session.last))
             else:
@@ -236,6 +265,9 @@ class Host:
     def _answer(self, number: int, message: Any = None) -> None:
         payload = message.SerializeToString() if message is not None else b""
         self._front.outlet(0).send(0, number, 0, payload)
+
+    def _tell_turns(self, number: int, turns: bytes) -> None:
+        self._front.outlet(0).send(0, number, 0, turns)
 
     def _refuse(self, number: int, error: BaseException) -> None:
         self._front.outlet(0).send_error(0, number, error)
@@ -263,6 +295,7 @@ class Host:
                     return
             self._forget(session)
             self._refuse(number, error)
+            self._note(session, "make", *failure(error))
             self._end(session, lambda _: None)
             self._leave_if_done()
 
@@ -303,6 +336,7 @@ class Host:
                 self._answer(number)
             else:
                 self._refuse(number, error)
+                self._note(session, "close", *failure(error))
             self._leave_if_done()
 
         self._forget(session)
@@ -325,6 +359,10 @@ class Host:
         self.sessions.pop(session.lane, None)
         self.by_token.pop(session.token, None)
         session.leave(tell=False)
+        if session.following is not None:
+            session.following.end()
+            self._followed[session.lane] = session.following
+            self.loop.call_later(LAST_TURNS, self._followed.pop, session.lane, None)
 
     async def _close_all(self) -> None:
         """Closes every environment, for at most as long as one close may take."""
@@ -419,10 +457,11 @@ class Host:
         while True:
             await asyncio.sleep(IDLE_SWEEP)
             now = time.monotonic()
-            idle = [s for s in self.sessions.values() if s.idle_limit and not s.busy and now > s.touched + s.idle_limit]
+            idle = [s for s in self.sessions.values() if s.idle_limit and not s.busy and now > s.since + s.idle_limit]
             for session in idle:
                 why = f"no command came for {session.idle_limit:g} s (the session's idle_timeout)"
                 self.tell_front(session.lane, errors.SessionExpired(why))
+            self._failures.sweep()
 
     def give_up(self, session: Session, why: str) -> bool:
         """Declares a session lost whose code can't be stopped, and asks for no more sessions.
@@ -441,6 +480,7 @@ class Host:
         lost = errors.SessionLost(f"{why} and could not be stopped: the session is lost", limit=session.limit)
         if session.busy and session.outlet is not None:
             session.outlet.send_error(session.lane, session.last, lost)
+        self._note(session, follow.command_name(session.kind) if session.busy else "", *failure(lost))
         self.tell_front(session.lane, lost)
         if not self._tainted:
             self._tainted = True

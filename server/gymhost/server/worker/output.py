@@ -5,11 +5,18 @@ import io
 import sys
 from typing import TextIO
 
-# Whose code runs here, an object whose str() is the label; unset in the worker's own code.
+from gymhost.server.link import TAG
+
+# Whose code runs here, an object whose str() is what `tag` makes; unset in the worker's own code.
 current_session: contextvars.ContextVar[object] = contextvars.ContextVar("gymhost_session", default="")
 
 # The same for what runs on the event loop itself, where a context variable would cost every step more than this.
 inline: object = ""
+
+
+def tag(environment_id: str, lane: int, label: str = "") -> str:
+    """What lines begin with, for the front to read off: whose they are."""
+    return f"{TAG}{environment_id}{TAG}{lane}{TAG}{label if label.isprintable() else ascii(label)}{TAG}"
 
 
 def running() -> object:
@@ -18,7 +25,7 @@ def running() -> object:
 
 
 class _Tagged(io.TextIOBase):
-    """A line-buffered text stream that puts the label of the running session before each line."""
+    """A line-buffered text stream that puts before each line whose code printed it."""
 
     def __init__(self, inner: TextIO) -> None:
         self._inner = inner
@@ -38,8 +45,7 @@ class _Tagged(io.TextIOBase):
         label = str(running())
         whole, newline, rest = (self._partial.pop(label, "") + text).rpartition("\n")
         if newline:
-            prefix = f"[{label}] " if label else ""
-            self._inner.write("".join(f"{prefix}{line}\n" for line in whole.split("\n")))
+            self._inner.write("".join(f"{label}{line}\n" for line in whole.split("\n")))
             self._inner.flush()
         if rest:
             self._partial[label] = rest
@@ -49,7 +55,7 @@ class _Tagged(io.TextIOBase):
         for label in list(self._partial):
             rest = self._partial.pop(label, "")
             if rest:
-                self._inner.write(f"[{label}] {rest}\n" if label else f"{rest}\n")
+                self._inner.write(f"{label}{rest}\n")
         self._inner.flush()
 
 

@@ -3,9 +3,10 @@
 import abc
 import asyncio
 import contextlib
+import copy
 import inspect
 import time
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 import gymnasium
@@ -19,6 +20,7 @@ from gymhost.server.board import BLAMED, HURRIED, IDLE, RUNNING
 from gymhost.server.worker import output, vector
 from gymhost.server.worker.calls import CALLS, Call
 from gymhost.server.worker.failure import failure, fault, unimplemented
+from gymhost.server.worker.follow import Following
 from gymhost.server.worker.fork import Forking
 from gymhost.server.worker.output import current_session
 from gymhost.server.worker.terms import Terms
@@ -52,9 +54,9 @@ class Session(abc.ABC):
     """
 
     __slots__ = (
-        "board", "busy", "calls", "code", "deadline", "direct", "env", "environment_id", "host", "hosting",
-        "idle_limit", "lane", "last", "limit", "outlet", "place", "repeated", "reply", "sandboxes", "terms", "token",
-        "touched",
+        "board", "busy", "calls", "code", "deadline", "direct", "env", "environment_id", "following", "host", "hosting",
+        "idle_limit", "is_vector", "kind", "lane", "last", "limit", "outlet", "place", "repeated", "reply", "sandboxes",
+        "since", "terms", "token",
     )  # fmt: skip
 
     def __init__(self, host: "Host", lane: int, request: pb.CreateSessionRequest, hosting: Hosting) -> None:
@@ -63,7 +65,10 @@ class Session(abc.ABC):
         self.environment_id = request.environment_id
         self.hosting = hosting
         self.env: Any = None
-        self.calls = VECTOR_CALLS if request.num_envs else CALLS
+        self.is_vector = bool(request.num_envs)
+        self.calls: Mapping[int, Call] = VECTOR_CALLS if self.is_vector else CALLS
+        # Those who follow it, if anybody does: `calls` are theirs then.
+        self.following: Following | None = None
         self.terms = Terms(request, hosting, host.config)
         # What its code makes, and leaves behind when it ends in whatever way.
         self.sandboxes = Scope(host.share_of(lane))
@@ -80,15 +85,17 @@ class Session(abc.ABC):
         # The turn and the outlet in which the last reply was last sent once more.
         self.repeated: tuple[int, Outlet] | None = None
         self.busy = False
+        # The kind of the last command, and when it began or, since it has ended, when that was.
+        self.kind = 0
+        self.since = time.monotonic()
         # Where the front sees, when the worker has died, that code ran here.
         self.board, self.place = host.board.bytes, host.board.place(lane)
         # While a call runs: when it has to end (monotonic), and the name of the limit that says so.
         self.deadline = 0.0
         self.limit = ""
-        self.touched = time.monotonic()
 
     def __str__(self) -> str:
-        return f"{self.environment_id}#{self.lane & 0xFFFFFFFF}"
+        return output.tag(self.environment_id, self.lane, self.terms.label)
 
     # -- the lane ------------------------------------------------------------------------------------------------------
 
@@ -98,9 +105,11 @@ class Session(abc.ABC):
         if sequence == self.last + 1 and not self.busy:
             self.last = sequence
             self.busy = True
+            self.since = time.monotonic()
             self.board[self.place] = RUNNING
             self.outlet = outlet
-            call = self.calls.get(command.kind)
+            kind = self.kind = command.kind
+            call = self.calls.get(kind)
             if call is None:
                 self._take_other(command)
             else:
@@ -139,11 +148,12 @@ class Session(abc.ABC):
         self.code = code
         self.reply = reply
         self.busy = False
+        self.since = time.monotonic()
         self.board[self.place] = IDLE
-        if self.idle_limit:
-            self.touched = time.monotonic()
         if self.outlet is not None:
             self.outlet.send(self.lane, self.last, code, reply)
+        if code:
+            self.host.failed(self, self.kind, code, reply)
 
     def set_limit(self, call: Call, time_left_ms: int) -> None:
         """Sets `deadline` and `limit` for a command: the caller's time left, or the environment's own limit."""
@@ -213,6 +223,21 @@ class Session(abc.ABC):
             return fault(error)
         return 0, reply
 
+    def outcome(self, error: BaseException) -> tuple[int, bytes]:
+        """What a command is answered that raised this."""
+        return fault(error)
+
+    def follow(self, follower: int, answer: Callable[[bytes], None]) -> None:
+        """Has somebody told what came since the last time that they asked. On the event loop, as what follows."""
+        if self.following is None:
+            self.following = Following(self)
+        self.following.ask(follower, answer)
+
+    def unfollow(self, follower: int) -> None:
+        """Ends the following of one."""
+        if self.following is not None and self.following.leave(follower):
+            self.following = None
+
     def make(self, request: pb.CreateSessionRequest) -> None:
         """Makes the environment on the calling thread."""
         kwargs: Any = values.decode(request.kwargs) if request.HasField("kwargs") else {}
@@ -229,7 +254,7 @@ class Session(abc.ABC):
             idle_timeout_ms=round(self.idle_limit * 1000),
         )
         twin = type(self)(self.host, lane, request, self.hosting)
-        twin.terms = self.terms
+        twin.terms = copy.copy(self.terms)
         return twin
 
     def abandon(self) -> None:
@@ -352,12 +377,15 @@ class AsyncSession(Session):
             code, reply = 0, call.encode(returned)
             if len(reply) > self.host.max_payload:
                 raise self.host.too_large(reply)
-        except asyncio.CancelledError:
-            code, reply = failure(self._stopped_by or errors.Cancelled("the command was cancelled"))
         except BaseException as error:  # noqa: BLE001 - SystemExit of an environment must not end its neighbours
-            code, reply = fault(self._stopped_by or error)
+            code, reply = self.outcome(error)
         if self.host.unwatch(self):
             self.finish(code, reply)
+
+    def outcome(self, error: BaseException) -> tuple[int, bytes]:
+        if isinstance(error, asyncio.CancelledError):
+            return failure(self._stopped_by or errors.Cancelled("the command was cancelled"))
+        return fault(self._stopped_by or error)
 
     def start(self, request: pb.CreateSessionRequest, done: Done) -> None:
         async def make_async() -> None:

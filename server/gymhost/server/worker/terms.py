@@ -26,15 +26,17 @@ class Terms:
         attributes: The attributes that the client may reach.
         wrappers: What to put around the environment.
         replayable: Whether the session can be made again from its commands.
+        label: What its client calls the episode.
 
     Raises:
         PermissionDenied: A wrapper is not allowed.
     """
 
-    __slots__ = ("attributes", "defaults", "replayable", "wrappers")
+    __slots__ = ("attributes", "defaults", "label", "replayable", "wrappers")
 
     def __init__(self, request: pb.CreateSessionRequest, hosting: Hosting, config: WorkerConfig) -> None:
         self.defaults: dict[str, Any] = {}
+        self.label = ""
         if request.HasField("task"):
             self.defaults["task"] = request.task
         if request.split:

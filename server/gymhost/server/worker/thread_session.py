@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError as ProtobufDecodeError
 from gymhost.envs.registration import Hosting
 from gymhost.server.board import IDLE, RUNNING
 from gymhost.server.worker.calls import Call
-from gymhost.server.worker.failure import failure
+from gymhost.server.worker.failure import failure, fault
 from gymhost.server.worker.output import current_session
 from gymhost.server.worker.packing import Packing, packed
 from gymhost.server.worker.session import CANCEL_GRACE, CLOSE_LIMIT, Done, Session
@@ -45,7 +45,6 @@ class ThreadSession(Session):
         "_done",
         "_end",
         "_in_memory",
-        "_is_vector",
         "_lock",
         "_packing",
         "_queue",
@@ -69,7 +68,6 @@ class ThreadSession(Session):
         self._in_memory = False
         self._changes = request.changes
         # The command and the copy at which a vector session was found when its limit had passed.
-        self._is_vector = bool(request.num_envs)
         self._seen = (0, 0)
         self._packing: Packing | None = None
         # Why the sandboxes were taken from under the running code, which is to end by that.
@@ -107,7 +105,7 @@ class ThreadSession(Session):
         self._queue.put(None)
 
     def expire(self) -> None:
-        if self._is_vector and self.limit in ("reset", "step") and self.env is not None:
+        if self.is_vector and self.limit in ("reset", "step") and self.env is not None:
             # These limits are a copy's: while one copy after the other comes to its end there is as much time again.
             at = self.last, self.env.progress
             if len(self.env) > 1 and at != self._seen:
@@ -206,6 +204,10 @@ class ThreadSession(Session):
         super().abandon()
         self._queue.put(None)
 
+    def outcome(self, error: BaseException) -> tuple[int, bytes]:
+        stopped_by = self._stopped_by
+        return fault(error) if stopped_by is None else failure(stopped_by)
+
     def on_loop(self, act: Callable[[], T]) -> T:
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
         self.host.post(_act, (future, act))
@@ -261,11 +263,15 @@ class ThreadSession(Session):
         self.code = code
         self.reply = reply
         self.busy = False
+        self.since = time.monotonic()
         self.board[self.place] = IDLE
         self._in_memory = False
-        if self.idle_limit:
-            self.touched = time.monotonic()
+        if code:
+            self.host.post(self._failed, (self.kind, code, reply))
         return True
+
+    def _failed(self, failed: tuple[int, int, bytes]) -> None:
+        self.host.failed(self, *failed)
 
     def _stopped(self) -> tuple[int, bytes]:
         """What to answer to a command that was stopped. The lock is held."""
@@ -313,6 +319,8 @@ class ThreadSession(Session):
                 return False
             self.last = sequence
             self.busy = True
+            self.since = time.monotonic()
+            self.kind = command.kind
             self.board[self.place] = RUNNING
             self.outlet = None
         self.set_limit(call, command.time_left_ms)

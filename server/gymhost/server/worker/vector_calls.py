@@ -18,6 +18,7 @@ from gymhost.wire.layout import Batch
 def _reset_arguments(payload: bytes, terms: Terms) -> tuple[Any, Any, dict[str, Any] | None]:
     command = pb.ResetCommand.FromString(payload)
     fields.check(command)
+    terms.label = command.label
     seeds: Any = values.decode(command.seeds) if command.HasField("seeds") else None
     mask = np.frombuffer(command.mask, np.bool_) if command.mask else None
     return seeds, mask, options_of(command, terms)

@@ -1,0 +1,1 @@
+"""OperationsService: what whoever runs a server sees of it, and may do about it."""
