@@ -4,21 +4,28 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import docker
 import pytest
 
 from gymhost.client import RemoteEnv
 from gymhost.envs.adapters import load
 from gymhost.envs.registration import catalog
 from gymhost.envs.shelf.scripted import call
+from gymhost.wire.errors import EnvironmentFault
 from support.adapters import Host, Make
+from support.docker_engine import DockerEngine, docker_engine
+from support.harbor_tasks import apart
+from support.images import PROGRAMS, copy_programs
 from support.server import ServerProcess
+
+__all__ = ["docker_engine"]
 
 DATA = Path(__file__).parent / "data/harbor"
 
 
 @pytest.fixture(scope="module")
 def server(host: Host) -> ServerProcess:
-    return host(f"harbor:{DATA}?image=none", f"harbor:{DATA / 'tally'}?max_turns=2")
+    return host(f"harbor:{DATA}?image=none", f"harbor:{DATA / 'tally'}?max_turns=3")
 
 
 def solution(name: str) -> str:
@@ -65,11 +72,52 @@ def test_nothing_of_the_tests_or_the_solution_is_seen(server: ServerProcess, rem
     assert said.split("\n")[:2] == ["/app/work", "/app/work/tally.txt"]
     assert said.count("No such file") == 3
     assert not {"solve.sh", "expected.txt"} & set(said.replace("\n", "/").split("/"))
+    # A path that is none is the model's mistake, and no fault.
+    [told], *_ = env.step(call("write", path="", content="x"))
+    assert "can't be a path" in told["content"]
     # What is left running when the turns are spent sees the tests no more.
     late = "(while :; do cp /tests/expected.txt $TALLY 2>/dev/null; done) >/dev/null 2>&1 &"
     _, reward, terminated, truncated, info = env.step(call("bash", command=late))
     assert (reward, terminated, truncated) == (0.0, False, True)
     assert (info["limit"], info["verifier"]["found"]) == ("max_turns", 0.0)
+
+
+def test_a_verifier_apart_sees_what_it_is_to_see(host: Host, remote: Make, tmp_path: Path) -> None:
+    """Once in an environment like the agent's, once in one of its own."""
+    like, own = (apart(DATA / "tally", tmp_path / name) for name in ("like", "own"))
+    (own / "tests/Dockerfile").write_text("FROM python:3.12-slim\nWORKDIR /app/work\nCOPY . /tests/\n")
+    server = host(f"harbor:{like}", f"harbor:{own}?image=none")
+    for name, words in (("like", 7), ("own", 0)):
+        *_, info = play(remote(server, f"harbor/{name}"), solution("tally") + "echo more >>words.txt")
+        assert info["verifier"] == {"reward": 1.0, "words": words, "lines": 8}
+    *_, reward, info = play(remote(server, "harbor/like"), "mkdir tally.txt; mkfifo tally.txt/x")
+    assert (reward, info["verifier"]["reward"]) == (0.0, 0.0)
+
+
+def test_a_verifier_with_an_image_needs_images(host: Host, remote: Make, tmp_path: Path) -> None:
+    task = shutil.copytree(DATA / "tally", tmp_path / "task")
+    (task / "task.toml").write_text("[verifier]\nenvironment_mode = 'separate'")
+    (task / "tests/Dockerfile").write_text("FROM python:3.12-slim\n")
+    env = remote(host(f"harbor:{task}"), "harbor/task")
+    with pytest.raises(EnvironmentFault, match=r"tests/Dockerfile.*--sandbox docker.*image=none"):
+        env.reset()
+
+
+@pytest.mark.docker
+def test_images_of_a_task_and_of_its_verifier(docker_engine: DockerEngine, remote: Make, tmp_path: Path) -> None:
+    copy_programs(tmp_path / "root", (*PROGRAMS, "awk", "uniq", "paste"))
+    shutil.make_archive(str(tmp_path / "root"), "tar", tmp_path / "root")
+    api: Any = docker.APIClient(docker_engine.base_url)
+    api.import_image(str(tmp_path / "root.tar"), repository="debian", tag="bookworm-slim")
+    api.close()
+    own = apart(DATA / "tally", tmp_path / "own")
+    (own / "tests/Dockerfile").write_text("FROM debian:bookworm-slim\nWORKDIR /app/work\nCOPY . /tests/\n")
+    options = {"base_url": docker_engine.base_url}
+    modules = [f"harbor:{own}", f"harbor:{DATA / 'golf'}"]
+    with ServerProcess(modules=modules, workers=1, sandbox="docker", sandbox_options=options) as server:
+        *_, info = play(remote(server, "harbor/own"), solution("tally") + "echo more >>words.txt")
+        assert info.get("verifier") == {"reward": 1.0, "words": 0.0, "lines": 8.0}, info
+        assert play(remote(server, "harbor/golf"), solution("golf"))[1] > 0.0
 
 
 def test_what_it_comes_from_is_told() -> None:
@@ -88,9 +136,10 @@ def test_what_it_comes_from_is_told() -> None:
         ("[environment]\nmcp_servers = [{name = 'x', url = 'http://x'}]", r"environment.mcp_servers"),
         ("[environment]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['a.b']", r"environment.network_mode"),
         ("[environment.healthcheck]\ncommand = 'true'", r"environment.healthcheck"),
-        ("[verifier]\nenvironment_mode = 'separate'", r'verifier.environment_mode = "separate"'),
-        ("[verifier.environment]\ncpus = 1", r"verifier.environment"),
-        ("[[verifier.collect]]\ncommand = 'true'", r"verifier.collect"),
+        (
+            "[verifier]\nenvironment_mode = 'separate'\n[[verifier.collect]]\ncommand = 'true'\nservice = 'db'",
+            r"service",
+        ),
         ("[verifier]\nuser = 'root'", r"verifier.user = 'root'"),
         ("[agent]\nuser = 0", r"agent.user = 0"),
         ("[environment.env]\nX = '${GYMHOST_NOT_SET}'", r"GYMHOST_NOT_SET, which is not set"),

@@ -11,6 +11,7 @@ import pytest
 
 from gymhost.envs.shelf.scripted import call
 from support.adapters import Host, Make
+from support.harbor_tasks import apart
 
 pytestmark = [pytest.mark.adapter("harbor"), pytest.mark.timeout(300)]
 
@@ -48,6 +49,7 @@ def test_solutions_and_idlers_get_what_harbor_gives_them(host: Host, remote: Mak
     with (new / "tests/test.sh").open("a") as script:
         script.write(f"({verdict}) >/logs/verifier/reward.txt\n")
     tasks = {"new": new, "tally": DATA / "tally", "golf": DATA / "golf"}
+    tasks["apart"] = apart(DATA / "tally", tmp_path / "apart")
     server = host(*(f"harbor:{task}?image=none" for task in tasks.values()))
     oracle: dict[str, Any] = {}
     for name, task in tasks.items():

@@ -22,6 +22,7 @@ def server(host: Host) -> ServerProcess:
     return host(
         *(f"reasoning-gym:{name}?size=40&seed=7" for name in NAMES),
         "reasoning-gym:prime_factorization",
+        "reasoning-gym:list_functions",
         "reasoning-gym:chain_sum?prompt=&min_terms=3&max_terms=3&seed=5",
     )
 
@@ -59,6 +60,13 @@ def test_without_a_prompt_the_whole_text_is_the_answer(server: ServerProcess, re
     assert env.step(entry["answer"])[1] == 1.0
     env.reset(options={"task": 2})
     assert env.step(f"<answer>{entry['answer']}</answer>")[1] < 1.0
+
+
+def test_a_task_is_the_same_each_time_where_the_package_s_own_is_not(server: ServerProcess, remote: Make) -> None:
+    env = remote(server, "reasoning-gym/list_functions")
+    for task in (0, 1, 2):
+        (first, _), (second, _) = (env.reset(options={"task": task}) for _ in range(2))
+        assert first == second
 
 
 def test_no_answer_runs_as_code(server: ServerProcess, remote: Make) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from tests.benchmarks import idle, machine, report, rollouts, rounds, sandboxes, service, simulations, training
 from tests.benchmarks.contenders import (
     BACKENDS,
+    OBSERVE,
     ROLLOUTS,
     ROUTING,
     SANDBOXES,
@@ -19,12 +20,13 @@ from tests.benchmarks.contenders import (
     TRAINING,
     W1,
     W2,
+    WATCHERS,
     Cell,
     Contender,
 )
 from tests.benchmarks.processes import ROOT
 
-_WORKLOADS = ("w1", "w2", "idle", "sandboxes", "rollouts", "training", "routing", "stages", "service")
+_WORKLOADS = ("w1", "w2", "observe", "idle", "sandboxes", "rollouts", "training", "routing", "stages", "service")
 _IDLE_USUAL = 15.0
 
 
@@ -45,7 +47,12 @@ def main() -> None:
     simulated = simulations.parts(options.what, options.simulated, lambda contender: _wanted(contender, options))
     served = [each for each in SERVICE if _wanted(each, options)] if options.what in (None, "service") else []
     if not (cells or played or trained or simulated or served or options.what == "idle"):
-        known = (*W1, *(cell.contender for cell in (*W2, *SANDBOXES)), *itertools.chain(*ROLLOUTS.values()), *TRAINING)
+        known = (
+            *W1,
+            *(cell.contender for cell in (*W2, *OBSERVE, *SANDBOXES)),
+            *itertools.chain(*ROLLOUTS.values()),
+            *TRAINING,
+        )
         known += (*ROUTING, *STAGES, *SERVICE)
         names = {contender.name for contender in known}
         sys.exit(f"no contender has {' or '.join(options.only)} in its name; there are {'; '.join(sorted(names))}")
@@ -73,7 +80,7 @@ def main() -> None:
                 held = {name: count for name in BACKENDS if (count := getattr(options, f"{name}_sandboxes"))}
                 sandboxes.run(each, held, options.rounds, options.seconds, note)
             else:
-                rounds.run(workload, each, options.rounds, options.seconds, note)
+                rounds.run(workload, each, options.rounds, options.seconds, note, beside=WATCHERS)
         if idle_wanted:
             idle.run(options.sessions, note)
         if played:
@@ -94,8 +101,8 @@ def _options() -> argparse.Namespace:
     about = "Compares throughput, rollouts and training with bare gRPC and with peers, and weighs what is idle."
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=about)
     parser.add_argument("what", nargs="?", choices=_WORKLOADS, help="run this alone")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each cell is run (5)")
-    parser.add_argument("--seconds", type=float, default=1.0, help="the window of a cell (1)")
+    parser.add_argument("--rounds", type=int, help="how often each cell is run (5; of observe 7)")
+    parser.add_argument("--seconds", type=float, help="the window of a cell (1; of observe 5)")
     parser.add_argument("--sizes", type=_numbers, default=[1, 64, 512], help="numbers of sessions of W1 (1,64,512)")
     parser.add_argument(
         "--only", action="append", metavar="NAME", help="contenders with this in their name; repeatable"
@@ -121,7 +128,12 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--in-flight", type=int, default=4096, help="rollouts that are held in flight (4096)")
     parser.add_argument("--output", type=Path, metavar="FILE.jsonl", help="the report goes beside it, to FILE.md")
-    return parser.parse_args()
+    options = parser.parse_args()
+    # What watching costs is little, and somebody looks every few seconds only.
+    patient = options.what == "observe"
+    options.rounds = options.rounds or (7 if patient else 5)
+    options.seconds = options.seconds or (5.0 if patient else 1.0)
+    return options
 
 
 def _numbers(text: str) -> list[int]:
@@ -133,6 +145,7 @@ def _cells(options: argparse.Namespace) -> dict[str, list[Cell]]:
     of = {
         "w1": [Cell(contender, size) for size in options.sizes for contender in W1 if contender.plays(size)],
         "w2": list(W2),
+        "observe": list(OBSERVE),
         "sandboxes": list(SANDBOXES),
     }
 

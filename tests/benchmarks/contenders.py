@@ -71,6 +71,27 @@ W1 = (
 )
 
 
+# -- Watching ----------------------------------------------------------------------------------------------------------
+
+# What is played, by whether somebody watches it: W1's clients on two servers.
+OBSERVE_SESSIONS = 64
+OBSERVE_PAIRS = tuple(
+    (
+        what,
+        Contender(f"{what}, unwatched", "unwatched", _gymhost(variant, id)),
+        Contender(f"{what}, watched", "watched", _gymhost(variant, id)),
+    )
+    for what, variant, id in (
+        ("inline", "asyncio", "benchmarks/Echo-v0"),
+        ("inline over gRPC", "asyncio-grpc", "benchmarks/Echo-v0"),
+        ("thread", "asyncio", "benchmarks/EchoThread-v0"),
+    )
+)
+OBSERVE = tuple(Cell(contender, OBSERVE_SESSIONS) for _, *pair in OBSERVE_PAIRS for contender in pair)
+# Who watches, by the server.
+WATCHERS = {"watched": ("tests.benchmarks.watcher",)}
+
+
 # -- W2 ----------------------------------------------------------------------------------------------------------------
 
 

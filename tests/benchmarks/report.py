@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.benchmarks import contenders as who
-from tests.benchmarks import rollout_report, service_report, simulations_report, training_report
+from tests.benchmarks import observe_report, rollout_report, service_report, simulations_report, training_report
 from tests.benchmarks.contenders import Cell
 from tests.benchmarks.tables import failed, missing, spread, table
 
@@ -83,6 +83,8 @@ def render(records: Sequence[Record]) -> str:
     parts = ["# Benchmarks", *map(_machine, by_kind.get("machine", []))]
     if "w1" in by_kind:
         parts += _w1(by_kind["w1"])
+    if "observe" in by_kind:
+        parts += observe_report.render(by_kind["observe"])
     if "w2" in by_kind:
         parts += _w2(by_kind["w2"])
     if "sandboxes" in by_kind:

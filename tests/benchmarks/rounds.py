@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tests.benchmarks.contenders import Cell, Contender
@@ -43,7 +43,14 @@ def installed(workload: str, cells: Sequence[Cell], note: Note) -> list[Cell]:
 
 
 def run(
-    workload: str, cells: Sequence[Cell], rounds: int, seconds: float, note: Note, *, with_children: bool = True
+    workload: str,
+    cells: Sequence[Cell],
+    rounds: int,
+    seconds: float,
+    note: Note,
+    *,
+    with_children: bool = True,
+    beside: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
     """Runs all cells.
 
@@ -54,6 +61,7 @@ def run(
         seconds: The window of a cell.
         note: Gets each result.
         with_children: Whether what a client starts counts to it. What comes and goes can't.
+        beside: What runs beside a server, by its name: what follows `python -m`; the server's address is added.
     """
     with contextlib.ExitStack() as stack:
         wanted = {c.contender.server: c.contender.peer for c in cells if c.contender.server is not None}
@@ -65,6 +73,10 @@ def run(
             if problem is not None:
                 note(missing(workload, contender, problem))
         cells = [cell for cell in cells if problems[cell.contender] is None]
+        for name, module in (beside or {}).items():
+            if name in started:
+                beside_it = stack.enter_context(Process([python(None), "-m", *module, started[name].address]))
+                beside_it.line()  # it has begun
         for number in range(rounds):
             for cell in cells:
                 result = _run(cell, servers[cell.contender.server], seconds, with_children)

@@ -20,6 +20,14 @@ _SERVERS: dict[str, tuple[str, ...]] = {
         "--address",
         "ADDRESS",
     ),
+    "unwatched": (
+        *("gymhost.cli", "serve", "tests.benchmarks.gymhost_environments", "--address", "ADDRESS"),
+        *("--no-dashboard", "--no-metrics", "--log-format", "text"),
+    ),
+    "watched": (
+        *("gymhost.cli", "serve", "tests.benchmarks.gymhost_environments", "--address", "ADDRESS"),
+        *("--dashboard", "127.0.0.1:0", "--log-format", "json"),
+    ),
     "rollouts": (
         "gymhost.cli",
         "serve",

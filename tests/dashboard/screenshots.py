@@ -28,7 +28,7 @@ __all__ = ["main"]
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 # How long there is load before the pictures are taken.
-SECONDS = 110.0
+SECONDS = 240.0
 LARGEST = 200_000
 # An environment that has a fault, as those have that are being written.
 REPAIR = '''
@@ -177,8 +177,10 @@ def take(board: Watched, browser: Browser, folder: Path) -> None:
     browser.show()
     browser.visit(f"{board.url}/#/sessions?environment=gymhost%2FGuessNumber-v0")
     browser.wait("document.querySelector('tr[data-key]')")
+    browser.write("#filter", "game-")
+    browser.wait("document.querySelectorAll('tr[data-key]').length === 6")
     browser.click("tr[data-key]")
-    browser.wait("document.querySelectorAll('.turn').length > 5")
+    browser.wait("document.querySelectorAll('.turn').length > 4")
     picture(browser, folder / "session.png")
 
 
@@ -191,7 +193,7 @@ async def main(folder: Path) -> None:
     with (
         tempfile.TemporaryDirectory() as scratch,
         Slowly() as sampler,
-        watched(written(Path(scratch)), "repair", "--app-dir", scratch, generator=sampler.url) as board,
+        watched(written(Path(scratch)), "repair", "ale_py", "--app-dir", scratch, generator=sampler.url) as board,
         chromium(Path(scratch)) as browser,
     ):
         playing = asyncio.create_task(load(board, sampler))

@@ -1,8 +1,9 @@
 """The dashboard in a real browser, beside a server under real load: figures, sessions, trajectories, acts, roles."""
 
-import asyncio
 import json
 import re
+import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,10 @@ from gymhost.rollout import RolloutRequest
 from gymhost.rollout.service import RolloutClient
 from gymhost.wire.errors import SessionClosed
 from support.browser import Browser, chromium
+from support.command import COMMAND, environment
+from support.rollouts_process import tokenizer_folder
 from support.sampler import Sampler
+from support.server import running
 from support.watched import TOKENS, Watched, called_tool, play, watched
 
 pytestmark = [pytest.mark.heavy, pytest.mark.browser, pytest.mark.timeout(180)]
@@ -105,17 +109,15 @@ async def test_figures_agree_with_metrics_and_with_what_clients_have_counted(pag
     page.wait("[...document.querySelectorAll('tbody tr')].some(row => row.dataset.key === 'test/Raises-v0')")
     told = metrics(board)
     titles = heads(page)
-    for environment, sessions in ENVIRONMENTS.items():
-        page.wait(f"document.querySelector('tr[data-key=\"{environment}\"]').children[1].innerText === '0'")
-        line = dict(zip(titles, lines(page)[environment], strict=True))
-        failed = counted[f"failed {environment}"]
-        steps = told["gymhost_steps_total", environment]
-        assert line["Steps"] == f"{steps:.0f}"
-        # Whether a step that failed is counted as one is the server's to say; those that came back are.
-        assert steps - counted[environment] in (0, failed)
-        assert line["Failed"] == f"{failed}" == f"{told.get(('gymhost_failures_total', environment), 0):.0f}"
-        assert line["Made"] == f"{sessions}" == f"{told['gymhost_sessions_created_total', environment]:.0f}"
-        assert told["gymhost_resets_total", environment] == counted[f"reset {environment}"]
+    for name, sessions in ENVIRONMENTS.items():
+        page.wait(f"document.querySelector('tr[data-key=\"{name}\"]').children[1].innerText === '0'")
+        line = dict(zip(titles, lines(page)[name], strict=True))
+        failed = counted[f"failed {name}"]
+        # A step that failed was one.
+        assert line["Steps"] == f"{told['gymhost_steps_total', name]:.0f}" == f"{counted[name] + failed}"
+        assert line["Failed"] == f"{failed}" == f"{told.get(('gymhost_failures_total', name), 0):.0f}"
+        assert line["Made"] == f"{sessions}" == f"{told['gymhost_sessions_created_total', name]:.0f}"
+        assert told["gymhost_resets_total", name] == counted[f"reset {name}"]
 
     page.write("#filter", "raises")
     page.wait("document.querySelectorAll('tbody tr').length === 1")
@@ -329,6 +331,34 @@ def test_a_bad_token_gets_nothing(browser: Browser, board: Watched):
     browser.complaints()  # of the 401s
 
 
+def test_a_rollout_service_alone_has_one_too(browser: Browser, board: Watched, sampler: Sampler, tmp_path: Path):
+    options = ("--rollouts", "--rollouts-address", "127.0.0.1:0", "--dashboard", "127.0.0.1:0")
+    options += ("--generator", sampler.url)
+    options += ("--tokenizer", tokenizer_folder(), "--renderer", "qwen3", "--environments", board.address)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    variables = environment(GYMHOST_ENVIRONMENTS_TOKEN="work", TMPDIR=str(scratch))
+    with running([*COMMAND, "serve", *options], cwd=tmp_path, env=variables, stdin=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        assert "takes rollout jobs on" in process.stdout.readline()
+        shown = re.search(r"shows all of it on (\S+)/\n", process.stdout.readline())
+        assert shown
+        [side] = scratch.glob("gymhost-side-*")
+        assert side.stat().st_mode & 0o077 == 0
+        browser.show()
+        browser.visit(f"{shown[1]}/")
+        browser.wait("document.querySelector('.tiles')")
+        assert browser.texts("nav a") == ["Overview", "Rollouts"]
+        assert browser.texts(".tile h2")[0] == "Rollouts"
+        browser.wait("document.querySelector('.panel tbody tr .state.healthy')")
+        assert httpx.get(f"{shown[1]}/api/state", trust_env=False).json()["environments"] is None
+        assert "gymhost_generator_up" in httpx.get(f"{shown[1]}/metrics", trust_env=False).text
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        assert not side.exists()
+    browser.complaints()
+
+
 async def test_it_says_since_when_a_server_is_away(browser: Browser, tmp_path: Path):
     with watched(tmp_path) as alone:
         browser.show()
@@ -336,7 +366,18 @@ async def test_it_says_since_when_a_server_is_away(browser: Browser, tmp_path: P
         browser.wait("document.querySelector('.tiles')")
         assert "No environment has run yet" in browser.text("#main")
         assert browser.texts("#logout") == []
-        await asyncio.to_thread(alone.serving.process.kill)
+        server = alone.serving.process
+        server.send_signal(signal.SIGSTOP)
+        try:
+            browser.wait(
+                "document.querySelector('#notice').innerText.includes('the environment server does not answer')"
+            )
+            assert re.match(r"Since \d\d:\d\d:\d\d the", browser.text("#notice"))
+            assert browser.text("#stand") == "no answer"
+        finally:
+            server.send_signal(signal.SIGCONT)
+        browser.wait("document.querySelector('#notice').hidden")
+        server.kill()
         browser.wait("document.querySelector('#notice').innerText.includes(\"can't be reached\")")
         assert browser.text("#stand") == "no answer"
         assert browser.texts(".tile"), "what was known stays"

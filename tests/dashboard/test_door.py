@@ -109,13 +109,18 @@ def test_without_tokens_only_this_host_s_own_pages_are_answered_and_it_is_there_
 def test_a_login_is_a_cookie_that_scripts_do_not_see_and_goes_with_its_token(tmp_path: Path):
     authority = Authority(tmp_path / "certificates")
     files = authority.server()
-    options = ("--tls-cert", files["tls_cert"], "--tls-key", files["tls_key"])
-    context = ssl.create_default_context(cafile=authority.ca)
+    options = ("--tls-cert", files["tls_cert"], "--tls-key", files["tls_key"], "--tls-client-ca", authority.ca)
+    context, without = (ssl.create_default_context(cafile=authority.ca) for _ in range(2))
+    certificate = authority.client("reader")
+    assert certificate.cert
+    context.load_cert_chain(certificate.cert, certificate.key)
     with (
         watched(tmp_path, *options, tokens=TOKENS) as board,
         httpx.Client(base_url=board.url, verify=context, trust_env=False) as http,
     ):
         assert board.url.startswith("https://")
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"{board.url}/healthz", verify=without, trust_env=False)
         assert http.get("/api/state").status_code == 401
         assert http.get("/api/state").headers["www-authenticate"] == "Bearer"
         said = {"x-gymhost-act": "1"}

@@ -1,5 +1,6 @@
 """Registering environments with how they run, and making them as workers do."""
 
+import functools
 import gc
 import importlib
 import sys
@@ -13,6 +14,8 @@ import pytest
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from gymhost.envs import Hosting, Task, ToolEnv, catalog, hosted, load, make, register
+from gymhost.envs.packages import Package, installed
+from gymhost.envs.registration import credit
 from gymhost.envs.shelf.echo import Echo
 from gymhost.wire.errors import InvalidArgument
 
@@ -108,8 +111,41 @@ def test_the_catalog_has_all_with_where_it_comes_from() -> None:
     assert listed["gymhost/Echo-v0"].source.startswith("gymhost ")
     assert listed["CartPole-v1"].source == f"gymnasium {gymnasium.__version__}"
     assert listed["mine/Talk-v0"].source == ""
+    assert (listed["gymhost/Echo-v0"].licence, listed["mine/Talk-v0"].licence) == ("Apache-2.0", "")
     # The client's, which may have been imported by now, would have the server connect elsewhere.
     assert list(listed) == sorted(gymnasium.registry.keys() - {"gymhost/Remote-v0"})
+
+
+def test_what_an_environment_comes_from_can_be_said() -> None:
+    register("mine/Talk-v0", Talk)
+    credit("mine/Talk-v0", Package("talks", "1.0", "MIT"))
+    told = catalog()["mine/Talk-v0"]
+    assert (told.source, told.licence) == ("talks 1.0", "MIT")
+    del gymnasium.registry["mine/Talk-v0"]
+    register("mine/Talk-v0", Talk)
+    assert catalog()["mine/Talk-v0"].source == "", "another environment of this id comes from elsewhere"
+
+
+def test_a_package_tells_its_licence_in_several_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, told in {
+        "expression": "License-Expression: MIT\nLicense: no\nHome-page: http://here\n",
+        "whole-text": "License: Permission is\n        granted\nClassifier: License :: OSI Approved :: MIT License\n",
+        "silent": "Project-URL: Docs, http://docs\nProject-URL: Source, http://there\n",
+    }.items():
+        folder = tmp_path / f"licence_{name.replace('-', '_')}-1.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.4\nName: licence-{name}\nVersion: 1\n{told}")
+    assert installed("licence-expression") == Package("licence-expression", "1", "MIT", "http://here")
+    assert installed("licence-whole-text") == Package("licence-whole-text", "1", "MIT License")
+    assert installed("licence-silent") == Package("licence-silent", "1", "", "http://there")
+
+
+def test_one_whose_class_is_given_arguments_is_made_as_lean() -> None:
+    register("mine/Talk-v0", functools.partial(Talk, "bad"), order_enforce=False)
+    env = make("mine/Talk-v0", words=["a"], max_episode_steps=3)
+    assert isinstance(env, Talk)
+    assert (env.mood, env.words, env.max_turns) == ("bad", ["a"], 3)
 
 
 def test_modules_are_loaded_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

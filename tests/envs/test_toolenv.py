@@ -212,6 +212,10 @@ def test_a_seed_decides_the_episodes_that_follow_too() -> None:
         return [env.reset(seed=seed)[1]["task"] for seed in (123, *[None] * 20)]
 
     assert played() == played()
+    env = Account()
+    for seed in (7, None):
+        env.reset(seed=seed)
+        assert env.reset_seed == seed
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ def bare(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.T
 def test_wheel_holds_the_package_and_nothing_else(wheel: Path):
     names = set(zipfile.ZipFile(wheel).namelist())
     assert names >= {f"gymhost/rollout/view/{file}" for file in ("page.html", "page.css", "js/app.js")}
+    assert names >= {f"gymhost/server/dashboard/pages/{file}" for file in ("index.html", "page.css", "app.js")}
     assert names >= {f"gymhost/{leaf}/{file}" for leaf in LEAVES for file in ("__init__.py", "py.typed")}
     assert names >= {f"gymhost/v1/{path.name}" for path in (ROOT / "proto/gymhost/v1").glob("*.proto")}
     assert names >= {f"gymhost/v1/{path.name}" for path in (ROOT / "proto/gymhost/v1").glob("*_pb2*.pyi")}

@@ -46,6 +46,14 @@ async def test_trajectories_come_as_they_finish_and_a_slow_one_holds_nobody() ->
     assert sorted(order, key=lambda task: task or 0) == list(range(20))
 
 
+async def test_servers_know_an_episode_by_the_id_of_its_rollout() -> None:
+    source = LocalSource(lambda: Talk(lambda _env, _message: end()))
+    async with engine(source, lambda *_: SAY, concurrency=Concurrency(init=2, run=2, eval=2)) as rollouts:
+        long = RolloutRequest("Talk-v0", task=6, id="x" * 300)
+        trajectories = await rollouts.collect([*requests(6), long])
+    assert sorted(source.labels) == sorted(each.id[:128] for each in trajectories)
+
+
 async def test_no_more_are_in_a_stage_than_may_be() -> None:
     resetting, running, most = 0, 0, [0, 0]
 

@@ -18,15 +18,17 @@ from hypothesis import strategies as st
 
 from gymhost.server import link
 from gymhost.server.config import ServerConfig
+from gymhost.server.front.crews import crews
 from gymhost.server.front.workers import Worker
 from gymhost.v1 import environments_pb2 as pb
+from gymhost.v1 import operations_pb2 as operations
 from gymhost.wire import errors
 from gymhost.wire.frames import FrameReader, pack
 from support.fuzz import ENVIRONMENTS, examples, messages
 from support.raw import command, create
 from support.server import TESTS, alive, resident
 
-KINDS = st.integers(0, 20) | st.integers(1000, 1012) | st.sampled_from((-1, 2**31 - 1))
+KINDS = st.integers(0, 20) | st.integers(1000, 1014) | st.sampled_from((-1, 2**31 - 1))
 REQUESTS = (
     pb.CreateSessionRequest,
     pb.GetEnvironmentRequest,
@@ -52,6 +54,7 @@ class _Told:
     def __init__(self) -> None:
         self.deaths: list[Worker] = []
         self.ended: list[int] = []
+        self.failed: list[int] = []
         self.tainted = 0
 
     def worker_died(self, worker: Worker) -> None:
@@ -62,6 +65,12 @@ class _Told:
 
     def session_ended(self, worker: Worker, lane: int, error: errors.Error) -> None:
         self.ended.append(lane)
+
+    def environment_failed(self, worker: Worker, lane: int, failure: operations.Failure) -> None:
+        self.failed.append(lane)
+
+    def owner_of(self, lane: int) -> str | None:
+        return None
 
 
 class _Bytes:
@@ -85,7 +94,7 @@ class Victim:
         self._runner = asyncio.Runner()
         self._told = _Told()
         config = ServerConfig(modules=("support.environments",), paths=(str(TESTS),))
-        self.worker = Worker(3, config, self._told, folder, dedicated=False)
+        self.worker = Worker(3, config, self._told, folder, crews(config)[0], dedicated=False)
         self.run(self._start())
 
     def run(self, work: Any) -> Any:
@@ -129,8 +138,8 @@ COMMANDS = st.builds(
     KINDS,
     PAYLOADS,
     lane=st.integers(0, 6) | st.integers(0, 2**64 - 1),
-    # Answers to number 0 would be notices.
-    number=st.integers(1, 6) | st.integers(1, 2**64 - 1),
+    # Answers to number 0 would be notices, and others have the numbers of what the test itself asks.
+    number=st.integers(1, 6) | st.integers(2**32, 2**64 - 1),
     time_left_ms=st.sampled_from((1, 20, 500)),
 )
 
@@ -175,7 +184,7 @@ class Front:
         self.told = _Told()
         self.frames: list[bytes] = []
         self._dummy = subprocess.Popen(["sleep", "600"], start_new_session=True)
-        self.worker = Worker(7, ServerConfig(), self.told, folder, dedicated=False)
+        self.worker = Worker(7, ServerConfig(), self.told, folder, crews(ServerConfig())[0], dedicated=False)
         self.worker.pid = self._dummy.pid
         self._ends = socket.socketpair()
 
@@ -206,8 +215,11 @@ REPLIES = st.builds(
     lambda lane, sequence, code, payload: pb.Reply(lane=lane, sequence=sequence, code=code, payload=payload),
     st.integers(0, 4) | st.integers(0, 3).map(lambda number: 7 << 32 | number) | st.integers(0, 2**64 - 1),
     st.integers(0, 3) | st.integers(0, 2**64 - 1),
-    st.integers(0, 30) | st.sampled_from((-1, 2**31 - 1)),
-    messages(pb.Error.DESCRIPTOR).map(lambda message: message.SerializeToString()) | st.binary(max_size=60),
+    st.integers(0, 30) | st.sampled_from((-1, link.FAILED, 2**31 - 1)),
+    (messages(pb.Error.DESCRIPTOR) | messages(operations.Failure.DESCRIPTOR)).map(
+        lambda message: message.SerializeToString()
+    )
+    | st.binary(max_size=60),
 )
 FRAMES = st.lists(
     st.tuples(
@@ -238,12 +250,12 @@ def test_whatever_a_worker_says_the_front_goes_on_or_ends_that_worker(tmp_path: 
             fronts.append(Front(tmp_path))
             await fronts[-1].begin()
         front = fronts[-1]
-        before = len(front.told.ended)
+        ended, failed = len(front.told.ended), len(front.told.failed)
         for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
             front.worker.data_received(data[start:end])
             said += 1
         # No lane but its own: neither those of another worker, nor the front's.
-        assert {lane >> 32 for lane in front.told.ended[before:]} <= {7}
+        assert {lane >> 32 for lane in front.told.ended[ended:] + front.told.failed[failed:]} <= {7}
         assert all(not message or message in data for message in front.frames)
         front.frames.clear()
 
@@ -289,6 +301,9 @@ def test_a_worker_can_end_its_own_sessions_alone(tmp_path: Path) -> None:
         try:
             front.worker.data_received(pack(pb.InteractResponse(replies=notices).SerializeToString()))
             assert front.told.ended == [7 << 32 | 1]
+            failures = [pb.Reply(lane=lane, code=link.FAILED) for lane in lanes]  # pyright: ignore[reportArgumentType]
+            front.worker.data_received(pack(pb.InteractResponse(replies=failures).SerializeToString()))
+            assert front.told.failed == [7 << 32 | 1]
         finally:
             front.end()
             await asyncio.sleep(0)

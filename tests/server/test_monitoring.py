@@ -37,14 +37,11 @@ LISTED = re.compile(r"\b(?:by|on|ignoring|group_left|group_right)\s*\(([^)]*)\)"
 async def played(environments: str, rollouts: str) -> None:
     """Has both servers count something in as many ways as is easily done."""
 
-    def play() -> None:
-        with connect(environments) as server, server.session("test/Counter-v0") as session:
-            session.reset(seed=1)
-            session.step(1)
-            with pytest.raises(Error):
-                session.step({"not": "an action"})
-
-    await asyncio.to_thread(play)
+    async with connect(environments) as server, server.session("test/Raises-v0") as session:
+        await session.reset(seed=1)
+        await session.step(1)
+        with pytest.raises(Error):
+            await session.step("raise")
     async with rollouts_stub(rollouts) as stub:
         job = (await stub.SubmitJob(submission("nowhere", env_id="test/Nothing-v0"))).job
         stream = stub.StreamResults(rollouts_pb2.StreamResultsRequest(job_ids=[job.id]))

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,11 +29,16 @@ from gymhost.client import (
     make_vec,
 )
 from gymhost.client.operations import Operations
+from gymhost.server import link
+from gymhost.server.config import ServerConfig
+from gymhost.server.front.crews import crews
+from gymhost.server.front.workers import Worker
 from gymhost.server.tokens import Owner, Role, add_to_file, hash_of
+from gymhost.v1 import environments_pb2 as environments_pb
 from gymhost.v1 import operations_pb2 as pb
 from gymhost.wire import values
-from support.raw import channel_to
-from support.server import ServerProcess, until
+from support.raw import channel_to, command, create, step
+from support.server import TESTS, ServerProcess, until
 
 StartServer = Callable[..., ServerProcess]
 
@@ -187,6 +193,39 @@ async def test_a_vector_session_is_followed(server: ServerProcess, environment: 
             await asyncio.to_thread(envs.close)
 
 
+async def test_a_worker_tells_of_a_session_for_as_long_as_somebody_follows_it(tmp_path: Path) -> None:
+    config = ServerConfig(modules=("support.environments",), paths=(str(TESTS),))
+    owner: Any = SimpleNamespace(worker_died=lambda _: None, owner_of=lambda _: None)
+    worker = Worker(3, config, owner, tmp_path, crews(config)[0], dedicated=False)
+    await worker.start()
+    lane = worker.new_lane()
+    frames: asyncio.Queue[bytes] = asyncio.Queue()
+    channel: Any = SimpleNamespace(put_frame=frames.put_nowait)
+    worker.channels[5] = channel
+    await worker.request(link.CREATE, lane, create("test/Picture-v0").SerializeToString())
+
+    async def run(number: int, kind: int, payload: bytes) -> None:
+        worker.send(environments_pb.InteractRequest(commands=[command(kind, payload, lane=lane, number=number)]), 5)
+        await asyncio.wait_for(frames.get(), 20)
+
+    async def ask() -> list[pb.FollowedTurn]:
+        answer = await asyncio.wait_for(worker.request(link.FOLLOW, lane, b"1"), 20)
+        return list(pb.FollowSessionResponse.FromString(answer).turns)
+
+    try:
+        await run(1, environments_pb.COMMAND_KIND_RESET, b"")
+        assert await ask() == []  # the first time, at once
+        await run(2, environments_pb.COMMAND_KIND_STEP, step(0).SerializeToString())
+        assert [turn.sequence for turn in await ask()] == [2]
+        worker.tell(link.UNFOLLOW, lane, payload=b"1")
+        await run(3, environments_pb.COMMAND_KIND_STEP, step(0).SerializeToString())
+        assert await ask() == []  # the first time once more: nothing of what was before
+        await run(4, environments_pb.COMMAND_KIND_STEP, step(0).SerializeToString())
+        assert [turn.sequence for turn in await ask()] == [4]
+    finally:
+        await worker.stop(20)
+
+
 async def test_whoever_follows_too_slowly_misses_turns_and_the_session_waits_for_nobody(server: ServerProcess) -> None:
     steps = 1500
     async with (
@@ -311,6 +350,7 @@ async def test_sessions_are_listed_by_what_they_do(server: ServerProcess) -> Non
         assert overview.role == "admin"
         assert [worker.state for worker in overview.workers] == ["ready", "ready"]
         assert sum(worker.sessions for worker in overview.workers) == overview.taken == 3
+        assert all(worker.memory_bytes > 10e6 and worker.cpu_seconds > 0.1 for worker in overview.workers)
 
 
 @pytest.mark.parametrize("direct", [True, False], ids=["direct", "grpc"])
@@ -456,6 +496,7 @@ async def test_there_is_a_history(shared_server: StartServer) -> None:
         assert history.points[0].time > asked
         assert (point["sessions"], point["queued"]) == (1.0, 0.0)
         assert point["memory_bytes"] > 10e6
+        assert 0.0 < point["cpu"] < 64.0
         assert not math.isnan(point["running"])
 
 

@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false, reportUntypedBaseClass=false, reportUnknownMemberType=false
 """An environment for Harbor's own runs where there is no container engine: bubblewrap, and folders of the host."""
 
 import asyncio

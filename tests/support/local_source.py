@@ -7,10 +7,11 @@ from typing import Any
 
 
 class LocalSession:
-    """One environment, with the async session API of `gymhost.client`."""
+    """One environment, with the async session API of `gymhost.client`; `labels` gets those of its episodes."""
 
-    def __init__(self, env: Any) -> None:
+    def __init__(self, env: Any, labels: list[str]) -> None:
         self.env = env
+        self._labels = labels
 
     @property
     def tools(self) -> list[dict[str, Any]]:
@@ -27,6 +28,7 @@ class LocalSession:
         timeout: float | None = None,
         label: str = "",
     ) -> tuple[Any, dict[str, Any]]:
+        self._labels.append(label)
         return await _result(getattr(self.env, "areset", self.env.reset)(seed=seed, options=options))
 
     async def step(self, action: Any, *, timeout: float | None = None) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -43,7 +45,7 @@ class LocalSession:
 
 
 class LocalSource:
-    """Opens sessions; counts those that are open and those that there were.
+    """Opens sessions; counts those that are open and those that there were, and has the labels of their episodes.
 
     Args:
         make: Makes an environment for the keyword arguments of a session.
@@ -54,6 +56,7 @@ class LocalSource:
         self.open = 0
         self.opened = 0
         self.most = 0
+        self.labels: list[str] = []
 
     @asynccontextmanager
     async def session(
@@ -64,7 +67,7 @@ class LocalSource:
         self.opened += 1
         self.most = max(self.most, self.open)
         try:
-            yield LocalSession(env)
+            yield LocalSession(env, self.labels)
         finally:
             self.open -= 1
             await _result(getattr(env, "aclose", env.close)())

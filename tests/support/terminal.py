@@ -106,5 +106,3 @@ def terminal(command: list[str], *, columns: int = 80, rows: int = 24, env: dict
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         os.close(master)
-
-

@@ -260,6 +260,14 @@ def setting(name: str, group: str, help: str, **how: Any) -> Any:
 )
 @rollouts_options
 @dashboard_options
+@option(
+    "--metrics/--no-metrics",
+    "metrics",
+    group=OTHERS,
+    default=_DEFAULTS.metrics,
+    show_default=True,
+    help="Count what sessions do, for the dashboard, gymhost top and Prometheus.",
+)
 @setting("log_level", OTHERS, "How much to log, to stderr.", type=click.Choice(LOG_LEVELS))
 @setting(
     "log_format",
@@ -277,6 +285,8 @@ def command(ctx: click.Context, config_file: Path | None, new: bool, **options: 
     MODULES are imported in the workers, and the environments that they register are hosted beside those of installed
     packages and of Gymnasium.
 
+    A dashboard runs beside: pages that show what the server does, what failed, and any session turn by turn.
+
     With --rollouts a rollout service runs beside: trainers submit jobs to it and get scored trajectories, exact to the
     token. It samples with vLLM servers. After SIGTERM it begins nothing more, and its rollouts have --drain seconds;
     what is cut off begins again when the service is started again with the same --jobs-file.
@@ -293,12 +303,13 @@ def command(ctx: click.Context, config_file: Path | None, new: bool, **options: 
       gymhost serve my_environments --rollouts --tokenizer ./Qwen3-4B --generator http://gpu3:8000
       gymhost serve --rollouts --environments cpu7:50051 --tokenizer ./Qwen3-4B
 
-    The keys of the TOML file are the names of the options with `_` for `-`; besides, `modules`, `wrappers`,
-    `replayable` and `paths` (the folders of --app-dir, from the file's own on) are lists, the table `attributes` has a
-    list of names for each pattern of ids, the tables `python` and `sandbox_options` have those of --python and
-    --sandbox-option, and the table `tokens` the name and the role of each token's hash. Those of the table `rollouts`
-    are named as its options, without a `rollouts-` at their beginning; `environments` and `generators` are lists,
-    `store` is the --jobs-file, and `agents`, `limits` (--rollout-limit), `sampling` and `quotas` are tables:
+    The keys of the TOML file are the names of the options with `_` for `-`; `dashboard = false` is --no-dashboard;
+    besides, `modules`, `wrappers`, `replayable` and `paths` (the folders of --app-dir, from the file's own on) are
+    lists, the table `attributes` has a list of names for each pattern of ids, the tables `python` and
+    `sandbox_options` have those of --python and --sandbox-option, and the table `tokens` the name and the role of
+    each token's hash. Those of the table `rollouts` are named as its options, without a `rollouts-` at their
+    beginning; `environments` and `generators` are lists, `store` is the --jobs-file, and `agents`, `limits`
+    (--rollout-limit), `sampling` and `quotas` are tables:
 
     \b
       address = "0.0.0.0:50051"

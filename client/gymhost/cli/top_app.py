@@ -21,20 +21,27 @@ from gymhost.wire import errors
 
 __all__ = ["Top"]
 
+# Fits into 80 columns; what is prose is wrapped by the screen.
 HELP = """\
-1 to 6, Tab     what is shown: environments, sessions, workers, failures, jobs, generators
-Enter           more of a row: a session is followed turn by turn, of a failure there is the traceback,
-                of an environment its sessions
-/               show the rows alone that have a text in them; Escape shows all again
-s, S            sort by the next column; the other way round. A click on a head does the same
-e               end the session that the cursor is on, after a question
-D               have the server take no new sessions, or new ones again, after a question
-t               dark or light
-q, Ctrl-C       end
+1 to 6, Tab   what is shown
+Enter         more of a row: a session is followed turn by turn, a failure
+              has its traceback, an environment its sessions
+/             shows rows that have a text in them; Escape shows all again
+s, S          sort by the next column; the other way round. So does a click
+e             ends the session that the cursor is on: you are asked first
+D             the server takes no new sessions, or new ones again: likewise
+t             dark or light
+q             quits
 
-Rates are those between the last two looks. p50 and p99 of an environment are of all since the server was started; those
-above the tables, like the bars, of the last seconds. One may see and do what one's token may: figures with any, of
-sessions and failures one's own, with the role admin everybody's."""
+Rates are those between the last two looks. p50 and p99 of an environment are \
+of all since the server was started; those above the tables, like the bars, \
+of the last seconds.
+
+Any token may see figures. Of sessions and failures one sees one's own, with \
+the role admin everybody's."""
+
+# What is for the tables alone.
+TABLES = ("filter", "sort", "reverse", "end", "drain", "explain", "all", "next", "view")
 
 
 class Top(App[None]):
@@ -102,9 +109,14 @@ class Top(App[None]):
 
     def on_mount(self) -> None:
         """Begins to look."""
-        self._table.focus()
+        self.screen.set_focus(self._table)
         self._draw()
         self.run_worker(self._look_on())
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """The keys of the tables are not those of what is shown over them."""
+        above = len(self.screen_stack) > 1
+        return not above or action not in TABLES or (action == "end" and isinstance(self.screen, Follow))
 
     # -- looks ---------------------------------------------------------------------------------------------------------
 
@@ -159,7 +171,7 @@ class Top(App[None]):
     def on_tabbed_content_tab_activated(self) -> None:
         """The keys are for the table that is shown."""
         if not self.query_one(Input).has_focus:
-            self._table.focus()
+            self.screen.set_focus(self._table)
         self._say()
 
     def on_view_table_changed(self) -> None:
@@ -177,7 +189,8 @@ class Top(App[None]):
             live = self._look.live
             beyond = table.view.name == "sessions" and live.total > len(live.sessions)
             of = f" of {live.total:,}, those whose state has lasted longest" if beyond else ""
-            said = Text(f"{table.shown:,} {table.view.name}{of}", "dim")
+            name = table.view.name if table.shown != 1 else table.view.name.removesuffix("s")
+            said = Text(f"{table.shown:,} {name}{of}", "dim")
         self.query_one("#said", Static).update(said)
 
     def action_sort(self) -> None:
@@ -189,13 +202,13 @@ class Top(App[None]):
         self._table.sort_reversed()
 
     def action_filter(self) -> None:
-        """Has a filter be written."""
-        self.query_one(Input).focus()
+        """Has a filter be written: at once, for what is typed next is a part of it."""
+        self.screen.set_focus(self.query_one(Input))
 
     def action_all(self) -> None:
         """Shows all rows again."""
         self.query_one(Input).value = ""
-        self._table.focus()
+        self.screen.set_focus(self._table)
 
     def on_input_changed(self) -> None:
         """Filters as one writes."""
@@ -203,7 +216,7 @@ class Top(App[None]):
 
     def on_input_submitted(self) -> None:
         """Gives the keys back to the table."""
-        self._table.focus()
+        self.screen.set_focus(self._table)
 
     def action_paint(self) -> None:
         """Changes between dark and light."""

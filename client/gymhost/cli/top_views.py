@@ -267,7 +267,8 @@ def _failures(look: Look) -> list[Row]:
     rows: list[Row] = []
     for each in look.failures:
         when = time.strftime("%H:%M:%S", time.localtime(each.time))
-        what = f"{each.exception}: {each.message}" if each.exception else each.message
+        named = each.message.startswith(each.exception)
+        what = each.message if named else f"{each.exception}: {each.message}"
         cells = (
             Cell(when, each.time),
             text(each.environment_id),
@@ -292,7 +293,9 @@ def _failures(look: Look) -> list[Row]:
 
 
 def _key(failure: pb.Failure) -> str:
-    return f"{failure.time} {failure.session} {failure.environment_id} {failure.command} {failure.exception}"
+    """What tells a kind of failure from others."""
+    last = failure.traceback.rstrip().rpartition("\n")[2]
+    return " ".join((failure.environment_id, failure.command, failure.code, failure.exception, last))
 
 
 def _jobs(look: Look) -> list[Row]:

@@ -66,6 +66,7 @@ class ServerConfig(DoorSettings):
         sandbox_options: Keyword arguments for the backend, such as `runtime` for `docker`.
         sandbox_creations: The most sandboxes that are being made at once, of all workers together; others wait.
         sandbox_spares: How many sandboxes of each kind that was asked for a worker keeps ready.
+        metrics: Whether it counts what sessions do, for those who watch it.
     """
 
     SIZES: ClassVar[tuple[str, ...]] = ("max_payload", "worker_max_memory", "quota_sandbox_memory")
@@ -100,6 +101,7 @@ class ServerConfig(DoorSettings):
     sandbox_options: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     sandbox_creations: int = 8
     sandbox_spares: int = 0
+    metrics: bool = True
 
     def __post_init__(self) -> None:
         """Checks the settings.

@@ -84,6 +84,7 @@ class WorkerConfig:
         memory_path: Where to ask for the memory of sandboxes; empty where none is kept account of.
         alive_fd: The descriptor that it writes a byte to every second.
         board_fd: The memory of its `Board`.
+        meter_fd: The memory of its `Meter`; -1 where nothing is counted.
         modules: Modules to import, whose environments are then hosted.
         paths: Folders to put on the import path.
         attributes: Patterns of ids, each with the names of the attributes that clients may reach.
@@ -103,6 +104,7 @@ class WorkerConfig:
     board_fd: int
     direct_path: str
     version: str
+    meter_fd: int = -1
     memory_path: str = ""
     modules: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()

@@ -117,7 +117,7 @@ def register(name: str, **options: str) -> list[str]:
 
 def about() -> Package:
     """Returns whose layout it is; the package is not needed."""
-    return Package("harbor", licence="Apache-2.0", url="https://github.com/laude-institute/harbor")
+    return Package("harbor", licence="Apache-2.0", url="https://harborframework.com")
 
 
 def _is_task(folder: Path) -> bool:

@@ -7,16 +7,16 @@ actions, and observed as a dict; with `?chat=true` it is a conversation too, who
 import functools
 import importlib
 import inspect
-import json
 import math
 import os
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import gymnasium
 
 from gymhost.envs import packages
+from gymhost.envs.adapters.openenv_answers import ends, reset_data, task_fields, text, tool_text
 from gymhost.envs.adapters.openenv_classes import action_of, class_of, observation_of
 from gymhost.envs.adapters.openenv_links import Answer, Link, PackageLink, ServerLink, about_server
 from gymhost.envs.adapters.openenv_spaces import Actions, observation_space
@@ -26,9 +26,9 @@ from gymhost.envs.local import LocalLoop
 from gymhost.envs.messages import CallRequest
 from gymhost.envs.packages import Package
 from gymhost.envs.rubrics import rubric
-from gymhost.envs.tasks import Task
+from gymhost.envs.tasks import Task, Tasks
 from gymhost.envs.toolenv import Observation, ToolEnv
-from gymhost.envs.tools import ToolError, ToolSpec, render_result
+from gymhost.envs.tools import ToolError, ToolSpec
 from gymhost.envs.turns import Turn
 
 __all__ = ["OpenEnv", "OpenEnvTools", "about", "register"]
@@ -65,17 +65,27 @@ class OpenEnv(gymnasium.Env[Any, Any]):
             raise AttributeError("the state of a server's environment is not known here")
         return self._link.state
 
+    @property
+    def splits(self) -> Mapping[str, Tasks]:
+        """The tasks by split; the first is the default one."""
+        return self._link.splits
+
+    @property
+    def public_fields(self) -> list[str]:
+        """The fields of tasks that clients may see."""
+        return task_fields(self._link.splits)
+
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Begins an episode."""
-        answer = await self._link.reset(_reset_data(seed, options))
+        answer = await self._link.reset(reset_data(self._link, seed, options))
         return answer["observation"], answer.get("metadata") or {}
 
     async def astep(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """Acts."""
         answer = await self._link.step(self._actions.read(action))
-        terminated, truncated = _ends(answer)
+        terminated, truncated = ends(answer)
         info: dict[str, Any] = dict(answer.get("metadata") or {})
         reward = answer.get("reward")
         if reward is None:
@@ -147,12 +157,18 @@ class OpenEnvTools(ToolEnv):
         self._prompt = prompt
         self.system = system or None
         self.max_turns = max_turns
+        self.public_fields = task_fields(link.splits)
         super().__init__()
 
     @property
     def is_async(self) -> bool:
         """Always."""
         return True
+
+    @property
+    def splits(self) -> Mapping[str, Tasks]:
+        """The tasks by split. In a reset it is OpenEnv that chooses, so that there are none to choose from then."""
+        return {} if self._resetting else self._link.splits
 
     @property
     def state(self) -> dict[str, Any]:
@@ -165,7 +181,7 @@ class OpenEnvTools(ToolEnv):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         """Begins an episode."""
-        self._data = _reset_data(seed, options)
+        self._data = reset_data(self._link, seed, options)
         apart = {"evaluate_apart": (options or {}).get("evaluate_apart")}
         self._resetting = True
         try:
@@ -181,7 +197,7 @@ class OpenEnvTools(ToolEnv):
 
     def prompt(self, task: Task) -> str:
         """Tells the prompt, and what the environment says first."""
-        said = _text(self._opening["observation"])
+        said = text(self._opening["observation"])
         return "\n\n".join(part for part in (self._prompt, said) if part) or "Begin."
 
     @rubric(per_turn=True, low=-math.inf, high=math.inf)
@@ -208,15 +224,15 @@ class OpenEnvTools(ToolEnv):
         answer = await self._link.step(action)
         self._paid.append(answer.get("reward"))
         self._metadata = answer.get("metadata") or {}
-        terminated, self._truncated = _ends(answer)
+        terminated, self._truncated = ends(answer)
         if terminated:
             self.finish()
         observation = answer["observation"]
         if self._actions is not None:
-            return _text(observation)
+            return text(observation)
         if observation.get("error"):
             raise ToolError(observation["error"].get("message") or "the tool failed")
-        return _tool_text(observation.get("result"))
+        return tool_text(observation.get("result"))
 
     async def _respond(self, turn: Turn, requests: list[CallRequest]) -> tuple[Observation, dict[str, Any]]:
         self._paid, self._metadata = [], {}
@@ -344,7 +360,8 @@ def _make(
 def _make_remote(
     url: str, token: str, timeout: float, conversation: bool, told: dict[str, Any]
 ) -> gymnasium.Env[Any, Any]:
-    of_server, link = about_server(url, token, timeout), ServerLink(url, token, timeout)
+    of_server = about_server(url, token, timeout)
+    link = ServerLink(url, token, timeout, of_server.splits)
     if of_server.tools is not None:
         return OpenEnvTools(link, of_server.tools, **told)
     return _without_tools(link, of_server.action, of_server.observation, conversation, told)
@@ -365,40 +382,3 @@ def _without_tools(
 def _summary(kind: Any) -> str:
     lines = (inspect.getdoc(kind) or "an environment.").strip().splitlines()
     return lines[0]
-
-
-def _reset_data(seed: int | None, options: dict[str, Any] | None) -> dict[str, Any]:
-    data = {name: given for name, given in (options or {}).items() if name != "evaluate_apart"}
-    return data if seed is None else {**data, "seed": seed}
-
-
-def _ends(answer: Answer) -> tuple[bool, bool]:
-    """Whether an answer terminates the episode, and whether it truncates it."""
-    if not answer.get("done"):
-        return False, False
-    metadata: dict[str, Any] = answer.get("metadata") or {}
-    truncated = bool(metadata.get("truncated"))
-    return bool(metadata.get("terminated", not truncated)), truncated
-
-
-def _text(observation: dict[str, Any]) -> str:
-    """An observation for a model: the one text that it has, or JSON."""
-    told = {name: part for name, part in observation.items() if name != "metadata" and part not in (None, "", [], {})}
-    if not told:
-        told = dict(observation.get("metadata") or {})
-    if len(told) == 1 and isinstance(only := next(iter(told.values())), str):
-        return only
-    return json.dumps(told, ensure_ascii=False) if told else ""
-
-
-def _tool_text(result: Any) -> str | list[Block]:
-    """What a tool returned for a model: of MCP's results the texts."""
-    parts: Any = cast("dict[str, Any]", result).get("content") if isinstance(result, dict) else None
-    texts = [_text_of(part) for part in cast("list[Any]", parts)] if isinstance(parts, list) else [None]
-    told = [text for text in texts if text is not None]
-    return "\n".join(told) if len(told) == len(texts) else render_result(cast(object, result))
-
-
-def _text_of(part: Any) -> str | None:
-    text: Any = cast("dict[str, Any]", part).get("text") if isinstance(part, dict) else None
-    return text if isinstance(text, str) else None

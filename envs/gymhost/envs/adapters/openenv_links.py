@@ -11,12 +11,14 @@ import inspect
 import ipaddress
 import json
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 from urllib.parse import urlsplit
 
 from gymnasium.error import ResetNeeded
 
+from gymhost.envs.tasks import Task, Tasks
 from gymhost.envs.tools import ToolSpec
 from gymhost.wire.errors import CapacityExhausted, InvalidArgument
 
@@ -33,6 +35,11 @@ CONNECT_LIMIT = 10.0
 
 class Link(Protocol):
     """A way to one environment of OpenEnv."""
+
+    @property
+    def splits(self) -> Mapping[str, Tasks]:
+        """The tasks by split, where the environment has OpenEnv's tasks."""
+        ...
 
     async def reset(self, data: dict[str, Any]) -> Answer:
         """Begins an episode with the arguments of OpenEnv's `reset`."""
@@ -61,6 +68,7 @@ class PackageLink:
         self._serialization: Any = importlib.import_module("openenv.core.env_server.serialization")
         self._action = action
         self._env: Any = kind(**kwargs)
+        self._splits: Mapping[str, Tasks] | None = None
 
     @property
     def state(self) -> dict[str, Any]:
@@ -86,6 +94,24 @@ class PackageLink:
         except ValueError as error:
             raise InvalidArgument(f"this is no {self._action.__name__}: {error}") from None
         return await self._answer(self._method("step")(read))
+
+    @property
+    def splits(self) -> Mapping[str, Tasks]:
+        """The tasks by split, where the environment tells them by plain methods."""
+        if self._splits is None:
+            self._splits = self._told_splits()
+        return self._splits
+
+    def _told_splits(self) -> Mapping[str, Tasks]:
+        env = self._env
+        methods = [getattr(env, name, None) for name in ("list_splits", "num_tasks", "get_task")]
+        if not all(callable(method) and not inspect.iscoroutinefunction(method) for method in methods):
+            return {}
+        names = [_split_name(split) for split in env.list_splits()]
+        return {
+            name: Tasks.generate(lambda index, name=name: _task(env.get_task(name, index)), int(env.num_tasks(name)))
+            for name in names
+        }
 
     async def tools(self) -> list[ToolSpec]:
         """Returns the tools of an environment that has some."""
@@ -123,14 +149,23 @@ class ServerLink:
         url: Where the environment is: `http://HOST:PORT`, with the path that it has there.
         token: What is shown as a bearer token; empty for none.
         timeout: Seconds that an answer may take.
+        splits: The tasks by split.
     """
 
-    def __init__(self, url: str, token: str = "", timeout: float = 60.0) -> None:
+    def __init__(
+        self, url: str, token: str = "", timeout: float = 60.0, splits: Mapping[str, Tasks] | None = None
+    ) -> None:
+        self._splits: Mapping[str, Tasks] = splits or {}
         self._url = url
         self._token = token
         self._timeout = timeout
         self._socket: Any = None
         self._began = False
+
+    @property
+    def splits(self) -> Mapping[str, Tasks]:
+        """The tasks by split."""
+        return self._splits
 
     async def reset(self, data: dict[str, Any]) -> Answer:
         """Begins an episode, in a new session where there is none.
@@ -225,11 +260,13 @@ class About:
         action: The JSON Schema of its actions.
         observation: That of its observations.
         tools: Its tools; None where it has no such.
+        splits: Its tasks by split; they are asked for one by one.
     """
 
     action: dict[str, Any]
     observation: dict[str, Any]
     tools: tuple[ToolSpec, ...] | None
+    splits: Mapping[str, Tasks]
 
 
 @functools.cache
@@ -247,7 +284,10 @@ def about_server(url: str, token: str, timeout: float) -> About:
         listed = None  # an older one
     tools = None if not isinstance(listed, dict) else cast("dict[str, Any]", listed).get("tools")
     return About(
-        schema.get("action") or {}, schema.get("observation") or {}, None if tools is None else tuple(tool_specs(tools))
+        schema.get("action") or {},
+        schema.get("observation") or {},
+        None if tools is None else tuple(tool_specs(tools)),
+        _server_splits(url, token, timeout),
     )
 
 
@@ -263,19 +303,47 @@ def tool_specs(listed: list[dict[str, Any]]) -> list[ToolSpec]:
     ]
 
 
-def _http(url: str, path: str, token: str, timeout: float, body: Any) -> dict[str, Any]:
+def _server_splits(url: str, token: str, timeout: float) -> Mapping[str, Tasks]:
+    """The tasks of a server that has some: without them it answers with an error."""
+
+    def ask(path: str, body: Any = None) -> Any:
+        return _http(url, path, token, timeout, body)
+
+    try:
+        name = ask("/list_environments")[0]
+        found: dict[str, Tasks] = {}
+        for told in ask(f"/{name}/splits"):
+            split = _split_name(told)
+
+            def task(index: int, split: str = split) -> Task:
+                return _task(ask(f"/{name}/task", {"split": split, "index": index})["task"])
+
+            found[split] = Tasks.generate(task, int(ask(f"/{name}/num_tasks", {"split": split})["num_tasks"]))
+    except (IndexError, KeyError, RuntimeError, TypeError):
+        return {}
+    return found
+
+
+def _split_name(split: Any) -> str:
+    told: Any = split.model_dump() if hasattr(split, "model_dump") else split
+    return str(cast("dict[str, Any]", told)["name"] if isinstance(told, dict) else told)
+
+
+def _task(told: Any) -> Task:
+    fields: Any = told.model_dump(mode="json") if hasattr(told, "model_dump") else told
+    return cast(Task, fields) if isinstance(fields, dict) else {"task": fields}
+
+
+def _http(url: str, path: str, token: str, timeout: float, body: Any) -> Any:
     data = None if body is None else json.dumps(body).encode()
     headers = {"Content-Type": "application/json", **_headers(token)}
     request = urllib.request.Request(url + path, data, headers)
     handlers = [urllib.request.ProxyHandler({})] if _is_here(url) else []
     try:
         with urllib.request.build_opener(*handlers).open(request, timeout=timeout) as response:
-            told: Any = json.load(response)
+            return json.load(response)
     except (OSError, ValueError) as error:
         raise RuntimeError(f"the OpenEnv server {url} does not tell {path}: {error}") from error
-    if not isinstance(told, dict):
-        raise RuntimeError(f"{url}{path} is not what an OpenEnv server tells")
-    return cast("dict[str, Any]", told)
 
 
 def _headers(token: str) -> dict[str, str]:

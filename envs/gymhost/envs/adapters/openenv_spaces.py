@@ -28,12 +28,14 @@ class Actions:
     """
 
     def __init__(self, schema: Schema) -> None:
+        self._schema = schema
         self._fields = _fields(schema)
         parts = {name: _space(field, schema) for name, field in self._fields.items()}
         texts = [name for name, field in self._fields.items() if _kind(field, schema) == "string"]
         # The name of the field that a text alone stands for.
         self._text = texts[0] if len(self._fields) == 1 and texts else ""
-        self._texts = frozenset(texts)
+        # Those that may be a text, alone or among other things.
+        self._texts = frozenset(name for name, field in self._fields.items() if _may_be_text(field, schema))
         self.space: gymnasium.Space[Any] = spaces.Dict(parts) if parts and not self._text else FreeText()
 
     def read(self, action: Any) -> dict[str, Any]:
@@ -58,9 +60,11 @@ class Actions:
     def _plain(self, name: str, value: Any) -> Any:
         if isinstance(value, (np.ndarray, np.generic)):
             return cast(Any, value).tolist()
-        if isinstance(value, str) and name in self._fields and name not in self._texts:
-            return _parsed(value)
-        return value
+        if not isinstance(value, str) or name not in self._fields:
+            return value
+        if name in self._texts:
+            return value if value != "null" or _kind(self._fields[name], self._schema) == "string" else None
+        return _parsed(value)
 
 
 def observation_space(schema: Schema) -> gymnasium.Space[Any]:
@@ -101,6 +105,11 @@ def _kind(field: Schema, whole: Schema) -> str:
     if kind is None and choices and all(isinstance(one, str) for one in choices):
         return "string"
     return str(kind) if isinstance(kind, str) else ""
+
+
+def _may_be_text(field: Schema, whole: Schema) -> bool:
+    choices: list[Schema] = _resolved(field, whole).get("anyOf") or []
+    return _kind(field, whole) == "string" or any(_may_be_text(one, whole) for one in choices)
 
 
 def _resolved(field: Schema, whole: Schema) -> Schema:

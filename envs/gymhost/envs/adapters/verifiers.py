@@ -159,7 +159,7 @@ class Verifiers(AskedEnv):
         return traces[0]
 
     def _told(self, step: Step) -> Step:
-        if self._playing is not None and self._playing.episode is not None and self._state == "ended":
+        if self._playing is not None and "rewards" in step[-1]:
             trace = self._trace()
             step[-1]["verifiers"] = {
                 "rewards": {name: reward and reward.score for name, reward in trace.rewards.items()},

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Self, cast
 
 from gymhost.envs.sandbox.backend import Backend, Container
+from gymhost.envs.sandbox.counting import counts
 from gymhost.envs.sandbox.sandbox import Sandbox
 from gymhost.envs.sandbox.slots import Slots
 from gymhost.envs.sandbox.snapshots import Snapshot, TarSnapshot
@@ -63,9 +64,11 @@ class Pool:
         self, backend: Backend, *, creations: int = CREATIONS, folder: Path | None = None, spares: int = 0
     ) -> None:
         self.backend = backend
+        self._counts = counts(backend.name)
         self._slots = Slots(creations, folder)
         self._keep = spares
         self._spares = Spares(self._make_spare)
+        self._counts.keep(self._spares)
         self._closed = False
 
     async def create(
@@ -108,6 +111,7 @@ class Pool:
                 async with limit:
                     return await self._create(spec, snapshot, times, scope)
             except TimeoutError as error:
+                self._counts.failed()
                 if limit.expired():
                     raise self._exhausted(times) from None
                 raise SandboxUnavailable(f"a sandbox could not be made: {error}") from error
@@ -159,6 +163,7 @@ class Pool:
             sandbox.created_seconds += time.monotonic() - began
             if scope is not None:
                 scope.add(sandbox)
+            self._counts.use(sandbox)
         except BaseException:
             if container is not None:
                 container.kill()
@@ -193,9 +198,19 @@ class Pool:
             started = time.monotonic()
             times.queued += started - queued
             times.attempts += 1
+            took: float | None = None
+            self._counts.begin()
             try:
-                return await self.backend.create(spec, snapshot)
+                container = await self.backend.create(spec, snapshot)
+                took = time.monotonic() - started
+                return container
+            except (CapacityExhausted, TimeoutError):
+                raise  # it is tried again, or has taken the caller's whole time
+            except Exception:
+                self._counts.failed()
+                raise
             finally:
+                self._counts.end(took)
                 times.making += time.monotonic() - started
 
     def _exhausted(self, times: Times) -> Exception:

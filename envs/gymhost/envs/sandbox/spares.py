@@ -92,6 +92,10 @@ class Spares:
                 container.kill()
         return None
 
+    def __len__(self) -> int:
+        with self._lock:
+            return sum(len(kind.ready) for kind in self._kinds.values())
+
     async def close(self) -> None:
         """Destroys all, and makes no more. Bounded; may be called twice."""
         with self._lock:

@@ -18,7 +18,7 @@ from gymhost.envs.tasks import Task, Tasks
 from gymhost.envs.toolenv import ToolEnv
 from gymhost.envs.tools import ToolError, tool
 from gymhost.envs.turns import Turn
-from gymhost.wire.errors import Unimplemented
+from gymhost.wire.errors import InvalidArgument, Unimplemented
 
 __all__ = ["Terminal"]
 
@@ -163,7 +163,7 @@ class Terminal(ToolEnv):
         assert self._sandbox is not None
         try:
             await self._sandbox.write(path, content)
-        except OSError as error:
+        except (InvalidArgument, OSError) as error:
             raise ToolError(str(error)) from None
         return f"{path} has {len(content.encode())} bytes now."
 

@@ -8,13 +8,14 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
-from gymhost.envs.sandbox import Limits, Mount, Sandbox, SandboxSpec, build, builds_images, create
-from gymhost.envs.sandbox.snapshots import TarSnapshot
+from gymhost.envs.sandbox import Limits, Mount, Sandbox, SandboxSpec
 from gymhost.envs.shelf.aftermath import Aftermath
 from gymhost.envs.shelf.dockerfile import Dockerfile
+from gymhost.envs.shelf.terminal_apart import ARTIFACTS, Apart
+from gymhost.envs.shelf.terminal_begin import begin
 from gymhost.wire.errors import CommandTimeout, TooLarge
 
 __all__ = ["FolderTask", "folder_tasks", "the_reward"]
@@ -23,8 +24,8 @@ MIB = 2**20
 
 # Where verifiers are, and where they write.
 _TESTS, _LOGS = "/tests", "/logs/verifier"
-# The working folder where nothing says another one, and the one of a sandbox that only shows what an image has there.
-_WORKDIR, _ELSEWHERE = "/app", "/gymhost"
+# The working folder where nothing says another one.
+_WORKDIR = "/app"
 _USUAL_TIMEOUT = 600.0
 # What a step of this environment may take leaves no more to a verifier, nor a reset to making it.
 _LONGEST = 3600.0
@@ -51,6 +52,7 @@ class FolderTask:
         spec: What its sandbox is like.
         image: The image that its sandbox has, where there are images; None means the Dockerfile's.
         dockerfile: Its Dockerfile; None where it has none.
+        apart: How its verifier sees what was done, where it has an environment of its own.
         plain: Whether its sandbox has the system that the backend has by itself, whatever image the task names.
     """
 
@@ -64,6 +66,7 @@ class FolderTask:
     spec: SandboxSpec
     image: str | None
     dockerfile: Dockerfile | None
+    apart: Apart | None = None
     plain: bool = False
 
     @classmethod
@@ -80,7 +83,7 @@ class FolderTask:
         except ValueError as error:
             raise ValueError(f"{folder}/task.toml: {error}") from None
         agent, verifier, environment = (_table(config, name, folder) for name in ("agent", "verifier", "environment"))
-        _refuse_unknown(folder, config, agent, verifier, environment)
+        _refuse(folder, config, agent, verifier, environment)
         for needed in ("instruction.md", "tests/test.sh"):
             if not (folder / needed).is_file():
                 raise ValueError(f"{folder} is no task folder: it has no {needed}")
@@ -89,7 +92,8 @@ class FolderTask:
         path = folder / "environment/Dockerfile"
         dockerfile = Dockerfile.read(path) if path.is_file() else None
         image = environment.get("docker_image")
-        env = {**(dockerfile.env if dockerfile is not None else {}), **_texts(environment.get("env", {}), folder)}
+        spec = _spec(folder, environment, dockerfile)
+        apart = _apart(folder, config, verifier, environment, spec, dockerfile)
         return cls(
             name=folder.name,
             folder=folder,
@@ -98,21 +102,10 @@ class FolderTask:
             verifier_seconds=_seconds(verifier, "timeout_sec", folder),
             verifier_env=_texts(verifier.get("env", {}), folder),
             build_seconds=_seconds(environment, "build_timeout_sec", folder),
-            spec=SandboxSpec(
-                env=env,
-                workdir=str(
-                    environment.get("workdir") or (dockerfile.workdir if dockerfile is not None else None) or _WORKDIR
-                ),
-                network="loopback",
-                limits=Limits(
-                    memory=_bytes(environment, "memory", 2048 * MIB, folder),
-                    disk=_bytes(environment, "storage", 10240 * MIB, folder),
-                    cpus=float(environment.get("cpus", 1)),
-                    processes=_PROCESSES,
-                ),
-            ),
+            spec=spec if apart is None else dataclasses.replace(spec, scratch=(ARTIFACTS,)),
             image=None if image is None else str(image),
             dockerfile=dockerfile,
+            apart=apart,
         )
 
     async def begin(self) -> Sandbox:
@@ -122,26 +115,9 @@ class FolderTask:
             ValueError: The Dockerfile needs an image, and the backend has none.
             SandboxUnavailable: The image could not be built, or the sandbox not be made.
         """
-        if self.plain:
-            pass
-        elif builds_images():
-            image = self.image
-            if image is None and self.dockerfile is not None:
-                image = await build(self.dockerfile.path.parent)
-            if image is not None:
-                return await self._of_image(image)
-        elif self.image is not None and self.dockerfile is None:
-            raise ValueError(
-                f"{self.name} needs the image {self.image} (environment.docker_image): serve it with `--sandbox docker`"
-            )
-        sandbox = await create(self.spec)
-        try:
-            if self.dockerfile is not None:
-                await self.dockerfile.follow(sandbox, self.build_seconds)
-        except BaseException:
-            await sandbox.destroy()
-            raise
-        return sandbox
+        if self.apart is not None:
+            self.apart.check(plain=self.plain)
+        return await begin(self.name, self.spec, self.image, self.dockerfile, self.build_seconds, plain=self.plain)
 
     async def score(self, sandbox: Sandbox) -> float:
         """Runs the verifier on what the agent left, and returns the reward that it writes, from 0 to 1.
@@ -165,6 +141,8 @@ class FolderTask:
             ValueError: It gives no rewards, or one that is no number.
             SandboxUnavailable: There is no sandbox to run it in.
         """
+        if self.apart is not None:
+            return await self.apart.look(sandbox, self._verify, {"reward": 0.0}, plain=self.plain)
         spec = dataclasses.replace(
             sandbox.spec,
             mounts=(*sandbox.spec.mounts, Mount(str(self.folder / "tests"), _TESTS)),
@@ -190,19 +168,6 @@ class FolderTask:
         how = f"exit status {done.exit_status}" if done.limit is None else f"limit of {done.limit}"
         said = (done.stdout + done.stderr)[-_SAID:]
         raise ValueError(f"the verifier of {self.name} wrote no reward ({how}); it said: {said}")
-
-    async def _of_image(self, image: str) -> Sandbox:
-        """Makes a sandbox of an image: the working folder, which is its own, begins with what the image has there."""
-        spec = dataclasses.replace(self.spec, image=image)
-        async with await create(dataclasses.replace(spec, workdir=_ELSEWHERE)) as shown:
-            try:
-                files = await TarSnapshot.take(shown.run, [spec.workdir], limit=spec.limits.disk + 16 * MIB)
-            except FileNotFoundError:
-                return await create(spec)
-        try:
-            return await create(spec, snapshot=files)
-        finally:
-            await files.discard()
 
 
 def folder_tasks(path: Path) -> list[FolderTask]:
@@ -234,7 +199,7 @@ def _table(config: dict[str, Any], name: str, folder: Path) -> dict[str, Any]:
     return cast(dict[str, Any], table)
 
 
-def _refuse_unknown(folder: Path, config: dict[str, Any], *tables: dict[str, Any]) -> None:
+def _refuse(folder: Path, config: dict[str, Any], *tables: dict[str, Any]) -> None:
     """Refuses a task that asks for what a sandbox is not, by the name of the setting that does.
 
     Raises:
@@ -250,13 +215,6 @@ def _refuse_unknown(folder: Path, config: dict[str, Any], *tables: dict[str, Any
         ("environment.mcp_servers", environment.get("mcp_servers"), "nothing starts such servers"),
         ("environment.skills_dir", environment.get("skills_dir"), "no agent that has skills plays it"),
         ("environment.healthcheck", environment.get("healthcheck"), "an image's own command is not run"),
-        ("verifier.environment", verifier.get("environment"), "verifiers run in the agent's environment"),
-        (
-            'verifier.environment_mode = "separate"',
-            verifier.get("environment_mode", "shared") != "shared",
-            "verifiers run in the agent's environment",
-        ),
-        ("verifier.collect", verifier.get("collect"), "a verifier sees all of the agent's files"),
         *(
             (f'{name}.network_mode = "allowlist"', table.get("network_mode") == "allowlist", "there is no network")
             for name, table in (("agent", agent), ("verifier", verifier), ("environment", environment))
@@ -269,6 +227,65 @@ def _refuse_unknown(folder: Path, config: dict[str, Any], *tables: dict[str, Any
     for name, asked, why in refused:
         if asked:
             raise ValueError(f"{folder}/task.toml: {name} can't be had here: {why}")
+
+
+def _spec(folder: Path, environment: dict[str, Any], dockerfile: Dockerfile | None) -> SandboxSpec:
+    """Returns what the sandbox of an environment is like."""
+    made = dockerfile.workdir if dockerfile is not None else None
+    return SandboxSpec(
+        env={**(dockerfile.env if dockerfile is not None else {}), **_texts(environment.get("env", {}), folder)},
+        workdir=str(environment.get("workdir") or made or _WORKDIR),
+        network="loopback",
+        limits=Limits(
+            memory=_bytes(environment, "memory", 2048 * MIB, folder),
+            disk=_bytes(environment, "storage", 10240 * MIB, folder),
+            cpus=float(environment.get("cpus", 1)),
+            processes=_PROCESSES,
+        ),
+    )
+
+
+def _apart(
+    folder: Path,
+    config: dict[str, Any],
+    verifier: dict[str, Any],
+    environment: dict[str, Any],
+    spec: SandboxSpec,
+    agents: Dockerfile | None,
+) -> Apart | None:
+    """Returns how the verifier sees what was done, where it has an environment of its own.
+
+    Raises:
+        ValueError: It is of another container.
+    """
+    own: dict[str, Any] | None = verifier.get("environment")
+    if verifier.get("environment_mode", "shared" if own is None else "separate") != "separate":
+        return None
+    artifacts: list[Any] = [
+        each if isinstance(each, dict) else {"source": each} for each in config.get("artifacts", ())
+    ]
+    collect: list[dict[str, Any]] = verifier.get("collect", [])
+    if any(each.get("service", "main") != "main" for each in [*artifacts, *collect]):
+        raise ValueError(f"{folder}/task.toml: a service of artifacts or of verifier.collect can't be had here: one is")
+    # What is built of `tests` may have all that it needs; else it is another one like the agent's.
+    path = folder / "tests/Dockerfile"
+    dockerfile = Dockerfile.read(path) if path.is_file() else agents
+    image = (own or {}).get("docker_image") or (None if path.is_file() else environment.get("docker_image"))
+    sources = [ARTIFACTS, *(str(each["source"]) for each in artifacts)]
+    return Apart(
+        name=f"the verifier of {folder.name}",
+        spec=dataclasses.replace(
+            _spec(folder, environment if own is None else own, dockerfile),
+            mounts=(Mount(str(folder / "tests"), _TESTS),),
+            scratch=(_LOGS, ARTIFACTS),
+        ),
+        image=None if image is None else str(image),
+        dockerfile=dockerfile,
+        is_of_tests=path.is_file(),
+        build_seconds=_seconds(environment if own is None else own, "build_timeout_sec", folder),
+        artifacts=tuple(dict.fromkeys(str(PurePosixPath(spec.workdir) / source) for source in sources)),
+        collect=tuple((str(each["command"]), float(each.get("timeout_sec", 60.0))) for each in collect),
+    )
 
 
 def _texts(table: object, folder: Path) -> dict[str, str]:

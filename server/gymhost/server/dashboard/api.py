@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import socket
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -16,7 +17,7 @@ from gymhost.server.dashboard.readers import Asked, Reader, Readers
 from gymhost.server.dashboard.told import followed, told
 from gymhost.wire import errors
 
-__all__ = ["Endpoint", "metrics_texts", "routes"]
+__all__ = ["Endpoint", "body_of", "metrics_texts", "routes"]
 
 Endpoint: TypeAlias = Callable[[Request, Reader], Awaitable[Response]]
 
@@ -45,7 +46,7 @@ def routes(config: DashboardConfig, readers: Readers) -> list[tuple[str, str, En
 
     async def history(request: Request, reader: Reader) -> Response:
         """How it went, after the times that are given."""
-        after = {name: float(request.query_params.get(name) or 0) for name in ("environments", "rollouts")}
+        after = {name: _number(request, name) for name in ("environments", "rollouts")}
         environments, rollouts = await asyncio.gather(
             _asked(readers.environments, lambda: _history(reader.environments, after["environments"])),
             _asked(readers.rollouts, lambda: _history(reader.service, after["rollouts"])),
@@ -88,7 +89,7 @@ async def sessions(request: Request, reader: Reader) -> Response:
     """Sessions, one by one."""
     asked = request.query_params
     found = await reader.environments.live(
-        asked.get("environment", ""), asked.get("state", ""), int(asked.get("limit") or 0)
+        asked.get("environment", ""), asked.get("state", ""), int(_number(request, "limit"))
     )
     return JSONResponse(told(found))
 
@@ -96,13 +97,13 @@ async def sessions(request: Request, reader: Reader) -> Response:
 async def end_session(request: Request, reader: Reader) -> Response:
     """Ends a session."""
     name = request.path_params["name"]
-    await reader.environments.end(name, str((await _body(request)).get("reason", "")))
+    await reader.environments.end(name, str((await body_of(request)).get("reason", "")))
     return _said(f"Session {name} was ended.")
 
 
 async def drain_server(request: Request, reader: Reader) -> Response:
     """Has the server take no new sessions, or take them again."""
-    resume = bool((await _body(request)).get("resume"))
+    resume = bool((await body_of(request)).get("resume"))
     left = await reader.environments.drain(resume)
     if resume:
         return _said("The server takes new sessions again.")
@@ -132,7 +133,7 @@ async def act_on_job(request: Request, reader: Reader) -> Response:
 
 async def cancel_rollouts(request: Request, reader: Reader) -> Response:
     """Cancels single rollouts."""
-    ids = (await _body(request)).get("ids")
+    ids = (await body_of(request)).get("ids")
     if not isinstance(ids, list) or not all(isinstance(each, str) for each in cast(list[Any], ids)):
         raise errors.InvalidArgument("ids are a list of rollouts' ids")
     cancelled = await reader.rollouts.cancel_rollouts(ids)
@@ -141,7 +142,7 @@ async def cancel_rollouts(request: Request, reader: Reader) -> Response:
 
 async def drain_generator(request: Request, reader: Reader) -> Response:
     """Sends a generator nothing more. It is not waited for: pages show how it goes on."""
-    name = str((await _body(request)).get("name", ""))
+    name = str((await body_of(request)).get("name", ""))
     draining = asyncio.ensure_future(reader.rollouts.drain_generator(name, DRAIN_PATIENCE))
     _beside.add(draining)
     draining.add_done_callback(_ended)
@@ -234,8 +235,27 @@ def _event(said: dict[str, Any]) -> str:
     return f"data: {json.dumps(said, allow_nan=False, separators=(',', ':'))}\n\n"
 
 
-async def _body(request: Request) -> dict[str, Any]:
-    said: Any = await request.json() if await request.body() else {}
+def _number(request: Request, name: str) -> float:
+    """A number of the query; 0 where there is none."""
+    try:
+        found = float(request.query_params.get(name) or 0)
+    except ValueError:
+        found = math.nan
+    if not math.isfinite(found):
+        raise errors.InvalidArgument(f"{name} is a number")
+    return found
+
+
+async def body_of(request: Request) -> dict[str, Any]:
+    """What is sent with a request; nothing is an empty object.
+
+    Raises:
+        InvalidArgument: It is something else.
+    """
+    try:
+        said: Any = await request.json() if await request.body() else {}
+    except ValueError as error:
+        raise errors.InvalidArgument(f"what was sent can't be read: {error}") from None
     if not isinstance(said, dict):
         raise errors.InvalidArgument("what is sent is an object")
     return cast(dict[str, Any], said)

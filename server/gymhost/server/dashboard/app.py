@@ -4,7 +4,7 @@ import functools
 import importlib.util
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -87,8 +87,7 @@ class Door:
     async def log_in(self, request: Request) -> Response:
         """Lets a reader in who shows a token once, and has a cookie from then on."""
         self._check_tries(request)
-        said: Any = await request.json()
-        token = str(cast(dict[str, Any], said).get("token", "")).strip() if isinstance(said, dict) else ""
+        token = str((await api.body_of(request)).get("token", "")).strip()
         if not token:
             raise errors.InvalidArgument("a token is wanted")
         reader = self.readers.reader(token)
@@ -149,10 +148,9 @@ def application(config: DashboardConfig, readers: Readers, address: str) -> Any:
         headers = {"Retry-After": str(max(1, round(error.retry_after)))} if error.retry_after else {}
         if status == 401:
             headers["WWW-Authenticate"] = "Bearer"
-        return JSONResponse({"error": error.message}, status, headers)
-
-    def unreadable(request: Request, error: Exception) -> Response:
-        return JSONResponse({"error": f"what was sent can't be read: {error}"}, 400)
+        # What gRPC says of a server that is away is for nobody.
+        words = "the server does not answer" if isinstance(error, errors.ConnectionLost) else error.message
+        return JSONResponse({"error": words}, status, headers)
 
     async def all_metrics(request: Request, reader: Reader) -> Response:
         return PlainTextResponse(
@@ -175,7 +173,7 @@ def application(config: DashboardConfig, readers: Readers, address: str) -> Any:
             for method, path, endpoint in api.routes(config, readers)
         ),
     ]
-    handlers: dict[Any, Any] = {errors.Error: failed, ValueError: unreadable}
+    handlers: dict[Any, Any] = {errors.Error: failed}
     app = Starlette(routes=routes, exception_handlers=handlers)
     return Guard(app, address, checks_host=not config.wants_token, https=bool(config.tls_cert))
 

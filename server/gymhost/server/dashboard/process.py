@@ -103,14 +103,15 @@ class Dashboard:
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait([self._watching])
+        # First what is followed: streams would be waited for.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_LIMIT):
+                await self._readers.aclose()
         if self._serving is not None:
             self._server.should_exit = True
             _, left = await asyncio.wait([self._serving], timeout=STOP_LIMIT)
             if left:
                 self._serving.cancel()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(STOP_LIMIT):
-                await self._readers.aclose()
 
     def abort(self) -> None:
         """Does nothing: there is nothing but this process."""
@@ -148,10 +149,12 @@ def run(
     # Each reader shows a token of its own.
     for variable in ("GYMHOST_TOKEN", "GYMHOST_TLS_CA", "GYMHOST_TLS_CERT", "GYMHOST_TLS_KEY"):
         os.environ.pop(variable, None)
+    # That it stops is said by the server that it is beside.
+    level = "warning" if config.log_level == "info" else config.log_level
     # Which have a line for each request.
     for name in ("httpx", "uvicorn", "gymhost.rollout.service"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    process.run(lambda: Dashboard(config), config.log_level, config.log_format, on_ready=on_ready, parent_fd=parent_fd)
+    process.run(lambda: Dashboard(config), level, config.log_format, on_ready=on_ready, parent_fd=parent_fd)
 
 
 def _listening(host: str, port: int) -> socket.socket:

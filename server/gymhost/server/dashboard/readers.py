@@ -53,7 +53,7 @@ class Asked:
 
     def gone(self, error: errors.Error) -> dict[str, Any]:
         """What is told of a server that does not answer."""
-        return {"gone": f"{self.name} does not answer: {error.message}", "since": self._answered}
+        return {"gone": f"{self.name} does not answer", "why": error.message, "since": self._answered}
 
 
 class Reader:

@@ -11,6 +11,7 @@ from gymhost.server.front.crews import Crew, crews
 from gymhost.server.front.leftovers import WORKERS_PREFIX
 from gymhost.server.front.quarantine import Quarantine
 from gymhost.server.front.workers import START_LIMIT, Worker, WorkerEvents
+from gymhost.server.meter import Figures, Meters
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors
 from gymhost.wire.folders import HeldFolder
@@ -44,6 +45,7 @@ class WorkerPool:
         self.quarantine = Quarantine(config)
         self._numbers = 0
         self.stopping = False
+        self.meters = Meters()
         # How many ended without having been asked to.
         self.deaths = 0
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -91,6 +93,21 @@ class WorkerPool:
     def remove_folder(self) -> None:
         """Removes the folder where the workers listen."""
         self._held.remove()
+
+    @property
+    def counts(self) -> bool:
+        """Whether it counts what sessions do."""
+        return self._config.metrics
+
+    def count(self) -> dict[str, Figures]:
+        """What was counted of each environment, since the server was started; nothing where it counts nothing."""
+        if not self._config.metrics:
+            return {}
+        return self.meters.read(worker.meter for worker in self.workers.values() if worker.meter is not None)
+
+    def count_sandboxes(self) -> dict[str, Figures]:
+        """What was counted of each backend of sandboxes."""
+        return self.meters.read_backends(worker.meter for worker in self.workers.values() if worker.meter is not None)
 
     @property
     def shared(self) -> list[Worker]:
@@ -159,6 +176,8 @@ class WorkerPool:
     def forget(self, worker: Worker) -> None:
         """Drops a worker that has died and starts another in its place."""
         self.workers.pop(worker.number, None)
+        if worker.meter is not None:
+            self.meters.retire(worker.meter)
         self._changed.set()
         self.replace(worker)
 

@@ -7,7 +7,7 @@ import time
 
 from gymhost.server.config import ServerConfig
 from gymhost.server.front.pool import WorkerPool
-from gymhost.server.front.processes import memory_by_group
+from gymhost.server.front.processes import Used, used_by_group
 from gymhost.server.front.workers import Worker
 from gymhost.wire import errors
 from gymhost.wire.words import counted
@@ -48,14 +48,14 @@ class Rotation:
             renewal: asyncio.Task[None] | None = None
             while True:
                 await asyncio.sleep(pause)
-                used: dict[int, int] = {}
+                used: dict[int, Used] = {}
                 if self._config.worker_max_memory or any(worker.memory_limit for worker in self._pool.workers.values()):
                     began = time.perf_counter()
                     with contextlib.suppress(OSError):  # the machine has no descriptor left: it is looked at again
-                        used = await asyncio.to_thread(memory_by_group)
+                        used = await asyncio.to_thread(used_by_group)
                     pause = max(PERIOD, (time.perf_counter() - began) / SHARE)
                 for worker in list(self._pool.workers.values()):
-                    self._limit_memory(worker, used.get(worker.pid, 0))
+                    self._limit_memory(worker, used.get(worker.pid, Used()).memory)
                 now = asyncio.get_running_loop().time()
                 if (renewal is None or renewal.done()) and now >= self._not_before:
                     due = self._due(now, used)
@@ -79,11 +79,11 @@ class Rotation:
         worker.hoards = True
         worker.kill(f"its memory was above {what}: {mib(used)}")
 
-    def _due(self, now: float, used: dict[int, int]) -> tuple[Worker, str] | None:
+    def _due(self, now: float, used: dict[int, Used]) -> tuple[Worker, str] | None:
         """The worker that is to be renewed next, the oldest first, and why."""
         config = self._config
         for worker in self._pool.shared:
-            age, memory = now - worker.started, used.get(worker.pid, 0)
+            age, memory = now - worker.started, used.get(worker.pid, Used()).memory
             if config.worker_max_age and age > config.worker_max_age:
                 return worker, f"it was older than {config.worker_max_age:g} s (--worker-max-age)"
             if config.worker_max_sessions and worker.placed >= config.worker_max_sessions:

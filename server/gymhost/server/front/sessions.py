@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gymhost.server import link
 from gymhost.server.config import ServerConfig
 from gymhost.server.front.admission import Admission
+from gymhost.server.front.lanes import name_of
 from gymhost.server.front.memory import Memory
 from gymhost.server.front.pool import WorkerPool
-from gymhost.server.front.workers import Sink, Worker, name_of
+from gymhost.server.front.workers import Sink, Worker
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors
 from gymhost.wire.words import counted
@@ -51,6 +52,9 @@ class Making(NamedTuple):
     num_envs: int = 0
     is_session: bool = True
 
+
+# What the end of a session counts as, by its error; all others are losses.
+_ENDS: dict[type[errors.Error], str] = {errors.SessionClosed: "closed", errors.SessionExpired: "expired"}
 
 # A create's: its caller and what it names the create by.
 Key = tuple[str, bytes]
@@ -235,6 +239,7 @@ class SessionTable:
         creating.placed = True
         try:
             queued = loop.time() - asked
+            self._pool.meters.front.row(info.environment_id).took("queue", queued)
             try:
                 return await self._place(identity, request, info, queued)
             except errors.ServerUnavailable:
@@ -293,6 +298,7 @@ class SessionTable:
         )
         self.by_id[session.id] = session
         self._by_lane[lane] = session
+        self._count(session, "created")
         log.debug("a session of %s began", session.environment_id, extra=session.about)
         # Serialized messages that follow each other are merged by whoever parses them.
         head = pb.CreateSessionResponse(
@@ -316,6 +322,7 @@ class SessionTable:
         )
         self.by_id[twin.id] = twin
         self._by_lane[twin.lane] = twin
+        self._count(twin, "created")
         worker.sessions += twin.places
         worker.placed += 1
         return twin
@@ -423,6 +430,7 @@ class SessionTable:
         if self.by_id.pop(session.id, None) is None:
             return None
         self._fewer.set()
+        self._count(session, _ENDS.get(type(why), "lost"))
         del self._by_lane[session.lane]
         for awaiting in self._awaited.pop(session.lane, ()):
             if not awaiting.done():
@@ -444,6 +452,9 @@ class SessionTable:
         self._closing.add(closing)
         closing.add_done_callback(lambda done: self._closed(session, done))
         return closing
+
+    def _count(self, session: Session, what: str) -> None:
+        self._pool.meters.front.row(session.environment_id).add(what, session.places)
 
     async def _close_in_worker(self, worker: Worker, session: Session) -> bytes:
         lane, places = session.lane, session.places

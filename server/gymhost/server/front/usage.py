@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 
 from gymhost.server import link
-from gymhost.server.front.processes import memory_by_group
+from gymhost.server.front.processes import Look, Used
 from gymhost.server.front.sessions import Session
 from gymhost.server.front.workers import Worker
 from gymhost.v1 import environments_pb2 as pb
@@ -14,8 +14,6 @@ from gymhost.wire import errors
 
 __all__ = ["Usage"]
 
-# Seconds for which what was seen of the machine's processes serves others who ask.
-FRESH = 1.0
 # Seconds that a worker gets to answer: one that is busy with an inline step does so later.
 ANSWER_LIMIT = link.MEMORY_LIMIT + 0.5
 
@@ -24,8 +22,7 @@ class Usage:
     """Looks at memory."""
 
     def __init__(self) -> None:
-        self._seen = 0.0
-        self._look: asyncio.Task[dict[int, int]] | None = None
+        self._look = Look()
 
     async def add(self, sessions: Iterable[tuple[Session, pb.SessionInfo]]) -> None:
         """Adds to what is said of sessions how much memory they use; bounded, and what is not known is left out.
@@ -37,27 +34,11 @@ class Usage:
         for session, info in sessions:
             of_worker[session.worker].append((session, info))
         if of_worker:
-            used, *of_sandboxes = await asyncio.gather(
-                self._by_group(), *(_of_sandboxes(worker, known) for worker, known in of_worker.items())
-            )
+            asked = asyncio.gather(*(_of_sandboxes(worker, known) for worker, known in of_worker.items()))
+            used, of_sandboxes = await asyncio.gather(self._look.used(), asked)
             for (worker, known), of_lane in zip(of_worker.items(), of_sandboxes, strict=True):
                 for session, info in known:
-                    _fill(info, worker, used.get(worker.pid, 0), of_lane.get(session.lane))
-
-    async def _by_group(self) -> dict[int, int]:
-        now = asyncio.get_running_loop().time()
-        if self._look is None or (self._look.done() and now > self._seen + FRESH):
-            self._seen = now
-            self._look = asyncio.create_task(_look())
-        # One look serves all who ask meanwhile, whoever of them goes away.
-        return await asyncio.shield(self._look)
-
-
-async def _look() -> dict[int, int]:
-    try:
-        return await asyncio.to_thread(memory_by_group)
-    except OSError:
-        return {}  # the machine has no descriptor left
+                    _fill(info, worker, used.get(worker.pid, Used()).memory, of_lane.get(session.lane))
 
 
 async def _of_sandboxes(worker: Worker, known: list[tuple[Session, pb.SessionInfo]]) -> dict[int, int]:

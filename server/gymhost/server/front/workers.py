@@ -1,11 +1,9 @@
 """A worker process: starting it, the front's end of its link, noticing its death."""
 
 import asyncio
-import collections
 import contextlib
 import logging
 import os
-import re
 import signal
 import socket
 from collections.abc import Mapping
@@ -20,6 +18,8 @@ from gymhost.server.config import ServerConfig
 from gymhost.server.front import congestion
 from gymhost.server.front.crews import Crew
 from gymhost.server.front.leftovers import FOLDER_VARIABLE
+from gymhost.server.front.output import Output
+from gymhost.server.meter import Meter
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.v1 import operations_pb2 as operations
 from gymhost.wire import errors
@@ -27,9 +27,6 @@ from gymhost.wire.frames import FrameReader, pack
 from gymhost.wire.limits import ENVELOPE
 
 log = logging.getLogger("gymhost.server")
-
-# How much of a line of a worker's output is kept.
-MAX_LINE = 1000
 
 # Seconds that a worker gets to import its modules.
 START_LIMIT = 120.0
@@ -87,6 +84,7 @@ class Worker(asyncio.Protocol):
         reason: Why it ended, or takes no new sessions.
         congested: Set while it does not take what it is sent.
         ended_as_asked: It was asked to end, and did.
+        meter: What it counts; None where it counts nothing.
     """
 
     def __init__(
@@ -112,6 +110,7 @@ class Worker(asyncio.Protocol):
         self.reason = ""
         self.congested: congestion.Congestion | None = None
         self.ended_as_asked = False
+        self.meter: Meter | None = None
         self._asked_to_end = False
         self.pid = 0
         self._config = config
@@ -125,8 +124,7 @@ class Worker(asyncio.Protocol):
         self._process: asyncio.subprocess.Process
         self._board: Board
         self._heard = 0.0
-        # The last lines of its output, each with the lane of the session that printed it; 0 for its own.
-        self._output: collections.deque[tuple[int, str]] = collections.deque(maxlen=50)
+        self._output = Output(number, owner.owner_of)
         self._tasks: list[asyncio.Task[None]] = []
         self.dead = False
 
@@ -152,7 +150,7 @@ class Worker(asyncio.Protocol):
         os.set_blocking(alive, False)
         await loop.create_unix_connection(lambda: self, sock=ours)
         self._tasks = [
-            loop.create_task(self._log_output()),
+            loop.create_task(self._output.read(self._process.stdout)),
             loop.create_task(self._watch_life(alive)),
             loop.create_task(self._wait()),
         ]
@@ -179,6 +177,11 @@ class Worker(asyncio.Protocol):
             given.callback(os.close, alive_write)
             self._board = Board()
             given.callback(os.close, self._board.descriptor)
+            counted: tuple[int, ...] = ()
+            if self._config.metrics:
+                self.meter = Meter.shared()
+                given.callback(os.close, self.meter.descriptor)
+                counted = (self.meter.descriptor,)
             told = link.write_config(self._told(theirs.fileno(), alive_write, clears=clears))
             given.callback(os.close, told)
             self._process = await asyncio.create_subprocess_exec(
@@ -186,7 +189,7 @@ class Worker(asyncio.Protocol):
                 stdin=told,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
-                pass_fds=(theirs.fileno(), alive_write, self._board.descriptor),
+                pass_fds=(theirs.fileno(), alive_write, self._board.descriptor, *counted),
                 # Environments of many sessions share the cores; threads of BLAS in each would only fight for them.
                 # All that it starts has the mark by which it is found again when this server was killed.
                 env={
@@ -207,6 +210,7 @@ class Worker(asyncio.Protocol):
             link_fd=link_fd,
             alive_fd=alive_fd,
             board_fd=self._board.descriptor,
+            meter_fd=-1 if self.meter is None else self.meter.descriptor,
             direct_path=str(self._folder / str(self.number)),
             memory_path=str(self._folder / link.MEMORY_SOCKET) if self._config.bounds_sandbox_memory else "",
             version=link.own_version(),
@@ -294,48 +298,18 @@ class Worker(asyncio.Protocol):
             pass
         # Its last words may still be in the pipe; what it left running may keep the pipe open.
         await asyncio.wait(self._tasks[:1], timeout=1.0)
-        if status == link.EXIT_OVERRUN and self._output:
-            self.reason = self.reason or self._output[-1][1]
+        said = self._output.last()
+        if status == link.EXIT_OVERRUN and said:
+            self.reason = self.reason or said[-1]
         elif status < 0:
             self.reason = self.reason or f"it was killed by {_signal_name(-status)}"
         elif status == 0 and self._asked_to_end:
             self.reason = self.reason or self.retired or "it was asked to"
             self.ended_as_asked = True
         else:
-            said = [line for _, line in self._output]
             words = "; its last words: " + " | ".join(said[-3:]) if said else ""
             self.reason = self.reason or f"it ended with status {status}{words}"
         self._died()
-
-    async def _log_output(self) -> None:
-        assert self._process.stdout is not None
-        while True:
-            try:
-                line = await self._process.stdout.readline()
-            except ValueError:
-                continue  # a line beyond the reader's limit, dropped
-            if not line:
-                return
-            if text := line.decode(errors="replace").rstrip():
-                self._say(text)
-
-    def _say(self, text: str) -> None:
-        """Logs a line of its output."""
-        about: dict[str, object] = {"worker": self.number, "speaker": f"worker {self.number}"}
-        lane = 0
-        if text.startswith(link.TAG) and text.count(link.TAG) > 3:  # else it is no line of ours
-            _, environment, number, label, text = text.split(link.TAG, 4)
-            lane = int(number) if number.isdecimal() and int(number) >> 32 == self.number else 0
-            name = name_of(lane) if lane else ""
-            about |= {
-                "environment": environment,
-                "session": name,
-                "rollout": label,
-                "identity": self._owner.owner_of(lane),
-                "speaker": " ".join(part for part in (environment, name, label) if part),
-            }
-        self._output.append((lane, text[:MAX_LINE]))
-        log.info("%s", text, extra=about)
 
     async def _watch_life(self, fd: int) -> None:
         loop = asyncio.get_running_loop()
@@ -443,7 +417,7 @@ class Worker(asyncio.Protocol):
 
     def last_words(self, lane: int) -> list[str]:
         """The last lines of its output: its own, and those of one session."""
-        return [line for said_on, line in self._output if said_on in (0, lane)]
+        return self._output.last(lane)
 
     def new_lane(self) -> int:
         """A lane that was never used before on this server."""
@@ -512,17 +486,6 @@ class WorkerEvents(Protocol):
     def environment_failed(self, worker: Worker, lane: int, failure: operations.Failure) -> None:
         """Something failed on a lane."""
         ...
-
-
-def name_of(lane: int) -> str:
-    """What operators call the session of a lane: its worker's number and its own."""
-    return f"{lane >> 32}-{lane & 0xFFFFFFFF}"
-
-
-def lane_of(name: str) -> int:
-    """The lane of a session that operators call so; 0, which is none, where nobody calls one so."""
-    match = re.fullmatch(r"([0-9]{1,10})-([0-9]{1,10})", name)
-    return int(match[1]) << 32 | int(match[2]) if match else 0
 
 
 def _environment() -> dict[str, str]:

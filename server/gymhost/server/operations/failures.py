@@ -3,8 +3,9 @@
 import time
 from collections.abc import Iterable
 
+from gymhost.server.front.lanes import name_of
 from gymhost.server.front.sessions import MAX_REASON, SessionTable
-from gymhost.server.front.workers import Worker, name_of
+from gymhost.server.front.workers import Worker
 from gymhost.v1 import operations_pb2 as pb
 
 __all__ = ["Failures"]

@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from gymhost.server import link
+from gymhost.server.front.lanes import name_of
 from gymhost.server.front.sessions import Session, SessionTable
-from gymhost.server.front.workers import Worker, name_of
+from gymhost.server.front.workers import Worker
 from gymhost.v1 import operations_pb2 as pb
 from gymhost.wire import errors
 

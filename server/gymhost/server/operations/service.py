@@ -6,8 +6,8 @@ from typing import Protocol
 import grpc
 
 from gymhost.server.calls import Context, Guard, admitted, handlers_of
+from gymhost.server.front.lanes import lane_of
 from gymhost.server.front.sessions import Session, SessionTable
-from gymhost.server.front.workers import lane_of
 from gymhost.server.identity import Caller, Identities
 from gymhost.server.operations.failures import Failures
 from gymhost.server.operations.follow import Followers
@@ -78,7 +78,7 @@ class OperationsService(rpc.OperationsServiceServicer):
     async def GetMetrics(self, request: pb.GetMetricsRequest, context: Context) -> pb.GetMetricsResponse:  # noqa: N802
         """All that the server counts."""
         async with self._caller(context, "GetMetrics"):
-            return pb.GetMetricsResponse(text=self._overview.metrics())
+            return pb.GetMetricsResponse(text=await self._overview.metrics())
         raise AssertionError("unreachable")
 
     async def GetOverview(  # noqa: N802

@@ -20,8 +20,9 @@ def main() -> None:
     # The front decides when its workers end; a Ctrl-C in the terminal reaches the whole process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.path[:] = dict.fromkeys([*config.paths, *sys.path])
-    for fd in (config.link_fd, config.alive_fd, config.board_fd):
-        os.set_inheritable(fd, False)
+    for fd in (config.link_fd, config.alive_fd, config.board_fd, config.meter_fd):
+        if fd >= 0:
+            os.set_inheritable(fd, False)
     allow_descriptors()
     tag_output()
     host = Host(config)

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from gymhost.envs import registration, sandboxing, wrapping
 from gymhost.server import link
 from gymhost.server.board import IDLE, RUNNING, Board
-from gymhost.server.worker import describe, follow, live, output
-from gymhost.server.worker.failure import failure
-from gymhost.server.worker.failures import Failures
+from gymhost.server.meter import BOUNDS, Meter
+from gymhost.server.worker import describe, output, watching
+from gymhost.server.worker.follow import command_name
 from gymhost.server.worker.fork import give_back
 from gymhost.server.worker.links import DirectLink, FrontLink
 from gymhost.server.worker.outlet import Outlet
@@ -26,7 +26,6 @@ from gymhost.server.worker.share import MemoryShare
 from gymhost.server.worker.thread_session import ThreadSession
 from gymhost.server.worker.watchdog import Watchdog
 from gymhost.v1 import environments_pb2 as pb
-from gymhost.v1 import operations_pb2 as operations
 from gymhost.wire import errors
 
 if TYPE_CHECKING:
@@ -35,18 +34,21 @@ if TYPE_CHECKING:
 # How often the deadlines of running calls are looked at, and the idle limits of sessions, in seconds.
 SWEEP = 0.1
 IDLE_SWEEP = 1.0
-# Seconds for which those who follow a session get its last turns once it has ended.
-LAST_TURNS = 5.0
 
 _MODES: dict[str, type[Session]] = {"inline": InlineSession, "thread": ThreadSession, "async": AsyncSession}
 
 
 class Turn:
-    """A part of a turn of the loop whose replies leave together at its end. Entered for each frame that arrives."""
+    """A part of a turn of the loop whose replies leave together at its end. Entered for each frame that arrives.
 
-    __slots__ = ("_laden", "number", "open")
+    Args:
+        meter: What was counted is written before they leave.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_laden", "_meter", "number", "open")
+
+    def __init__(self, meter: Meter | None) -> None:
+        self._meter = meter
         self.open = False
         self.number = 0
         self._laden: list[Outlet] = []
@@ -57,6 +59,8 @@ class Turn:
     def __exit__(self, *exc: object) -> None:
         self.open = False
         self.number += 1
+        if self._meter is not None:
+            self._meter.write()
         laden, self._laden = self._laden, []
         for outlet in laden:
             outlet.flush()
@@ -90,17 +94,16 @@ class Host:
         self.loop: asyncio.AbstractEventLoop
         self.watchdog = Watchdog(config.alive_fd, config.loop_limit)
         self.board = Board(config.board_fd)
+        self.meter = Meter.of(config.meter_fd) if config.meter_fd >= 0 else None
         self.sessions: dict[int, Session] = {}
         self.problems: list[registration.Problem] = []
         self._failure: errors.EnvironmentFault | None = None
         self._sandboxes_to_try: Backend | None = None
         # The sessions by the token that opens them to clients on the same host.
         self.by_token: dict[str, Session] = {}
-        # Those who followed sessions that have just ended, by their lanes.
-        self._followed: dict[int, follow.Following] = {}
         # The lanes of sessions that are being forked.
         self.promised: set[int] = set()
-        self.turn = Turn()
+        self.turn = Turn(self.meter)
         # Calls that other threads hand to the loop; one wake-up serves all that have gathered.
         self._posted: collections.deque[tuple[Callable[[Any], None], Any]] = collections.deque()
         self._woken = False
@@ -108,7 +111,7 @@ class Host:
         self._tasks: set[asyncio.Task[None]] = set()
         self._tainted = False
         self._front: FrontLink
-        self._failures = Failures(self._tell_failure)
+        self.watching = watching.Watching(self)
         sandboxing.configure(sandboxing.Settings(**config.sandboxes))
         sandboxing.tell_owner_by(_owner)
 
@@ -156,19 +159,12 @@ class Host:
 
     def tell_front(self, lane: int, error: BaseException) -> None:
         """Sends the front a notice: of a lane, or of the worker itself on lane 0."""
-        self._front.outlet(0).send_error(lane, 0, error)
+        self.outlet.send_error(lane, 0, error)
 
-    def failed(self, session: Session, kind: int, code: int, payload: bytes) -> None:
-        """Takes note of a command that failed. On the event loop only."""
-        # What a client asks of attributes that there are not is none of the environment's failures.
-        if kind != pb.COMMAND_KIND_GET_ATTR:
-            self._note(session, follow.command_name(kind), code, payload)
-
-    def _note(self, session: Session, command: str, code: int, payload: bytes) -> None:
-        self._failures.add(session.lane, session.environment_id, session.terms.label, command, code, payload)
-
-    def _tell_failure(self, lane: int, failure: operations.Failure) -> None:
-        self._front.outlet(0).send(lane, 0, link.FAILED, failure.SerializeToString())
+    @property
+    def outlet(self) -> Outlet:
+        """What is for the front itself."""
+        return self._front.outlet(0)
 
     def post(self, call: Callable[[Any], None], argument: Any) -> None:
         """Has the event loop make a call. From any thread."""
@@ -240,21 +236,14 @@ class Host:
                 self.keep(self.loop.create_task(self._tell_memory(number, lanes)))
             elif kind == link.FORGET_CHANNEL:
                 self._front.forget(number)
-            elif kind == link.LIVE:
-                self._front.outlet(0).send(0, number, 0, live.told(self.sessions, command.payload))
-            elif kind == link.UNFOLLOW:
-                if session is not None:
-                    session.unfollow(int(command.payload))
-            elif kind == link.FOLLOW and session is None and (followed := self._followed.get(command.lane)):
-                followed.ask(int(command.payload), functools.partial(self._tell_turns, number))
+            elif kind in watching.KINDS:
+                self.watching.control(session, command, self.outlet)
             elif session is None:
                 raise errors.SessionLost("the session has ended")
             elif kind == link.LAST_SEQUENCES:
                 # A stream has attached the session: from now on it is driven there.
                 session.leave()
                 self._answer(number, pb.Attached(last_sequences=[session.last]))
-            elif kind == link.FOLLOW:
-                session.follow(int(command.payload), functools.partial(self._tell_turns, number))
             elif kind == link.INFO:
                 self._answer(number, pb.SessionInfo(busy=session.busy, steps=session.last))
             else:
@@ -264,13 +253,10 @@ class Host:
 
     def _answer(self, number: int, message: Any = None) -> None:
         payload = message.SerializeToString() if message is not None else b""
-        self._front.outlet(0).send(0, number, 0, payload)
-
-    def _tell_turns(self, number: int, turns: bytes) -> None:
-        self._front.outlet(0).send(0, number, 0, turns)
+        self.outlet.send(0, number, 0, payload)
 
     def _refuse(self, number: int, error: BaseException) -> None:
-        self._front.outlet(0).send_error(0, number, error)
+        self.outlet.send_error(0, number, error)
 
     def _create(self, lane: int, number: int, request: pb.CreateSessionRequest) -> None:
         hosting = registration.hosted(request.environment_id)
@@ -283,6 +269,8 @@ class Host:
 
         def made(error: BaseException | None) -> None:
             session.mark(IDLE)
+            if session.tally is not None:
+                session.tally.took("make", time.monotonic() - started)
             if error is None:
                 try:
                     took = round((time.monotonic() - started) * 1000)
@@ -294,8 +282,8 @@ class Host:
                     self._answer(number, reply)
                     return
             self._forget(session)
+            self.watching.raised(session, "make", error)
             self._refuse(number, error)
-            self._note(session, "make", *failure(error))
             self._end(session, lambda _: None)
             self._leave_if_done()
 
@@ -322,7 +310,7 @@ class Host:
     async def _tell_memory(self, number: int, lanes: Sequence[int]) -> None:
         scopes = {lane: session.sandboxes for lane in lanes if (session := self.sessions.get(lane)) is not None}
         used = await sandboxing.memory(scopes, link.MEMORY_LIMIT)
-        self._front.outlet(0).send(0, number, 0, json.dumps(used).encode())
+        self.outlet.send(0, number, 0, json.dumps(used).encode())
 
     def _close(self, lane: int, number: int) -> None:
         session = self.sessions.get(lane)
@@ -335,8 +323,8 @@ class Host:
             if error is None:
                 self._answer(number)
             else:
+                self.watching.raised(session, "close", error)
                 self._refuse(number, error)
-                self._note(session, "close", *failure(error))
             self._leave_if_done()
 
         self._forget(session)
@@ -349,8 +337,11 @@ class Host:
         def closed(error: BaseException | None) -> None:
             session.mark(IDLE)
             session.sandboxes.close()
+            if session.tally is not None:
+                session.tally.took("close", time.monotonic() - began)
             done(error)
 
+        began = time.monotonic()
         session.mark(RUNNING)
         session.close(closed)
 
@@ -359,10 +350,7 @@ class Host:
         self.sessions.pop(session.lane, None)
         self.by_token.pop(session.token, None)
         session.leave(tell=False)
-        if session.following is not None:
-            session.following.end()
-            self._followed[session.lane] = session.following
-            self.loop.call_later(LAST_TURNS, self._followed.pop, session.lane, None)
+        self.watching.ended(session)
 
     async def _close_all(self) -> None:
         """Closes every environment, for at most as long as one close may take."""
@@ -461,7 +449,16 @@ class Host:
             for session in idle:
                 why = f"no command came for {session.idle_limit:g} s (the session's idle_timeout)"
                 self.tell_front(session.lane, errors.SessionExpired(why))
-            self._failures.sweep()
+            self.watching.sweep()
+            self._count_sandboxes()
+
+    def _count_sandboxes(self) -> None:
+        """Counts those of this process, if there ever were some."""
+        counting = sys.modules.get("gymhost.envs.sandbox.counting")
+        if counting is not None and self.meter is not None:
+            for name, figures in counting.told(BOUNDS).items():
+                if (row := self.meter.backend(name)) is not None:
+                    row.put(figures)
 
     def give_up(self, session: Session, why: str) -> bool:
         """Declares a session lost whose code can't be stopped, and asks for no more sessions.
@@ -478,9 +475,9 @@ class Host:
         self._forget(session)
         session.sandboxes.close()
         lost = errors.SessionLost(f"{why} and could not be stopped: the session is lost", limit=session.limit)
+        self.watching.raised(session, command_name(session.kind) if session.busy else session.limit, lost)
         if session.busy and session.outlet is not None:
             session.outlet.send_error(session.lane, session.last, lost)
-        self._note(session, follow.command_name(session.kind) if session.busy else "", *failure(lost))
         self.tell_front(session.lane, lost)
         if not self._tainted:
             self._tainted = True

@@ -7,7 +7,7 @@ import copy
 import inspect
 import time
 from collections.abc import Callable, Coroutine, Generator, Mapping
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 
 import gymnasium
 from gymnasium.wrappers import OrderEnforcing
@@ -23,6 +23,7 @@ from gymhost.server.worker.failure import failure, fault, unimplemented
 from gymhost.server.worker.follow import Following
 from gymhost.server.worker.fork import Forking
 from gymhost.server.worker.output import current_session
+from gymhost.server.worker.tally import CopiesTally, Tally
 from gymhost.server.worker.terms import Terms
 from gymhost.server.worker.vector_calls import VECTOR_CALLS
 from gymhost.v1 import environments_pb2 as pb
@@ -53,10 +54,13 @@ class Session(abc.ABC):
         hosting: How the environment runs.
     """
 
+    # Whether it ends commands on a thread of its own.
+    THREADED: ClassVar[bool] = False
+
     __slots__ = (
         "board", "busy", "calls", "code", "deadline", "direct", "env", "environment_id", "following", "host", "hosting",
         "idle_limit", "is_vector", "kind", "lane", "last", "limit", "outlet", "place", "repeated", "reply", "sandboxes",
-        "since", "terms", "token",
+        "since", "tally", "terms", "token",
     )  # fmt: skip
 
     def __init__(self, host: "Host", lane: int, request: pb.CreateSessionRequest, hosting: Hosting) -> None:
@@ -70,6 +74,11 @@ class Session(abc.ABC):
         # Those who follow it, if anybody does: `calls` are theirs then.
         self.following: Following | None = None
         self.terms = Terms(request, hosting, host.config)
+        # What it counts, where anything is counted.
+        self.tally: Tally | None = None
+        if host.meter is not None:
+            tally = CopiesTally if self.is_vector else Tally
+            self.tally = tally(host.meter, self.environment_id, threads=self.THREADED)
         # What its code makes, and leaves behind when it ends in whatever way.
         self.sandboxes = Scope(host.share_of(lane))
         self.idle_limit = request.idle_timeout_ms / 1000
@@ -137,6 +146,7 @@ class Session(abc.ABC):
                 self.run(forking.call, b"", command.time_left_ms)
             elif command.kind == link.REPLY:
                 reply = pb.Reply.FromString(command.payload)
+                self.since = time.monotonic()
                 self.finish(reply.code, reply.payload)
             else:
                 raise unimplemented(command.kind)
@@ -147,13 +157,19 @@ class Session(abc.ABC):
         """Stores the reply of the running command and sends it. On the event loop only."""
         self.code = code
         self.reply = reply
-        self.busy = False
-        self.since = time.monotonic()
-        self.board[self.place] = IDLE
+        self.end_command()
         if self.outlet is not None:
             self.outlet.send(self.lane, self.last, code, reply)
         if code:
-            self.host.failed(self, self.kind, code, reply)
+            self.host.watching.failed(self, self.kind, code, reply)
+
+    def end_command(self) -> None:
+        """Takes note of the end of a command, whose reply is there and not sent yet."""
+        # What a client asks of attributes that there are not is none of the environment's failures.
+        if self.code and self.tally is not None and self.kind != pb.COMMAND_KIND_GET_ATTR:
+            self.tally.failed(self.code)
+        self.busy = False
+        self.board[self.place] = IDLE
 
     def set_limit(self, call: Call, time_left_ms: int) -> None:
         """Sets `deadline` and `limit` for a command: the caller's time left, or the environment's own limit."""
@@ -215,13 +231,20 @@ class Session(abc.ABC):
 
     def execute(self, call: Call, payload: bytes) -> tuple[int, bytes]:
         """Runs a command on the calling thread; whatever goes wrong becomes the reply."""
+        returned: Any = None
         try:
-            reply = call.encode(call.run(self.env, call.decode(payload, self.terms)))
+            returned = call.run(self.env, call.decode(payload, self.terms))
+            reply = call.encode(returned)
             if len(reply) > self.host.max_payload:
                 raise self.host.too_large(reply)
+            code = 0
         except BaseException as error:  # noqa: BLE001 - SystemExit of an environment must not end its neighbours
-            return fault(error)
-        return 0, reply
+            returned = None
+            code, reply = fault(error)
+        began, self.since = self.since, time.monotonic()
+        if self.tally is not None:
+            self.tally.add(self.kind, len(payload), len(reply), self.since - began, returned)
+        return code, reply
 
     def outcome(self, error: BaseException) -> tuple[int, bytes]:
         """What a command is answered that raised this."""
@@ -243,6 +266,8 @@ class Session(abc.ABC):
         kwargs: Any = values.decode(request.kwargs) if request.HasField("kwargs") else {}
         if request.num_envs:
             self.env = vector.make(request, kwargs, self.terms.wrappers, self.resetting)
+            if isinstance(self.tally, CopiesTally):
+                self.tally.episodes = self.env.episodes
         else:
             self.env = wrap(make(self.environment_id, **kwargs), self.terms.wrappers)
 
@@ -255,6 +280,7 @@ class Session(abc.ABC):
         )
         twin = type(self)(self.host, lane, request, self.hosting)
         twin.terms = copy.copy(self.terms)
+        twin.tally = self.tally and self.tally.twin()
         return twin
 
     def abandon(self) -> None:
@@ -371,6 +397,7 @@ class AsyncSession(Session):
 
     async def _run(self, call: Call, payload: bytes) -> None:
         current_session.set(self)
+        returned: Any = None
         try:
             argument = call.decode(payload, self.terms)
             returned = await call.run_async(self.env, argument) if call.run_async else call.run(self.env, argument)
@@ -378,7 +405,11 @@ class AsyncSession(Session):
             if len(reply) > self.host.max_payload:
                 raise self.host.too_large(reply)
         except BaseException as error:  # noqa: BLE001 - SystemExit of an environment must not end its neighbours
+            returned = None
             code, reply = self.outcome(error)
+        began, self.since = self.since, time.monotonic()
+        if self.tally is not None:
+            self.tally.add(self.kind, len(payload), len(reply), self.since - began, returned)
         if self.host.unwatch(self):
             self.finish(code, reply)
 

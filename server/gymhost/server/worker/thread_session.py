@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 from google.protobuf.message import DecodeError as ProtobufDecodeError
 
 from gymhost.envs.registration import Hosting
-from gymhost.server.board import IDLE, RUNNING
+from gymhost.server.board import RUNNING
 from gymhost.server.worker.calls import Call
 from gymhost.server.worker.failure import failure, fault
 from gymhost.server.worker.output import current_session
@@ -39,6 +39,8 @@ class ThreadSession(Session):
     of its queue, and nothing stands between the client and the environment. Whatever else comes for the session,
     a command on the stream for one, ends that: the socket is shut, and the client goes on with the stream.
     """
+
+    THREADED = True
 
     __slots__ = (
         "_changes",
@@ -262,16 +264,14 @@ class ThreadSession(Session):
             code, reply = self._stopped()
         self.code = code
         self.reply = reply
-        self.busy = False
-        self.since = time.monotonic()
-        self.board[self.place] = IDLE
+        self.end_command()
         self._in_memory = False
         if code:
             self.host.post(self._failed, (self.kind, code, reply))
         return True
 
     def _failed(self, failed: tuple[int, int, bytes]) -> None:
-        self.host.failed(self, *failed)
+        self.host.watching.failed(self, *failed)
 
     def _stopped(self) -> tuple[int, bytes]:
         """What to answer to a command that was stopped. The lock is held."""

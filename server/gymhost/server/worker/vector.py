@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from gymhost.envs import registration, wrapping
+from gymhost.server.worker.episodes import Episodes
 from gymhost.server.worker.shared_memory import SharedMemory
 from gymhost.server.worker.vector_infos import Added
 from gymhost.v1 import environments_pb2 as pb
@@ -42,6 +43,7 @@ class VectorSessionEnv(Protocol):
     spec: EnvSpec | None
     memory: SharedMemory | None
     progress: int
+    episodes: Episodes
 
     def reset(self, seeds: Any, mask: Array | None, options: dict[str, Any] | None) -> tuple[Any, Infos]:
         """Resets all copies, or those that the mask names."""
@@ -155,6 +157,7 @@ class Copies:
             self._buffers = layout.batch(self.memory.map)
         # The copies whose episode has come to its end.
         self._done: list[bool] = [False] * count
+        self.episodes = Episodes(count)
         # The copy that is being stepped or reset: whoever watches over the limits sees that there is progress.
         self.progress = 0
 
@@ -169,6 +172,7 @@ class Copies:
         for index in range(count) if mask is None else np.flatnonzero(mask).tolist():
             self._done[index] = False
             self.progress = index
+            self.episodes.reset(index)
             seed = None if seeds is None else seeds[index]
             self._each[index], info = self.envs[index].reset(seed=seed, options=options)
             if info:
@@ -179,7 +183,7 @@ class Copies:
         """Steps all copies, and resets those that the mode says."""
         mode, done = self._mode, self._done
         rewards, terminations, truncations, _ = self._buffers
-        observations = self._each
+        observations, episodes = self._each, self.episodes
         added = Added(len(self.envs))
         if mode is AutoresetMode.DISABLED and True in done:
             ended = [index for index, each in enumerate(done) if each]
@@ -193,17 +197,22 @@ class Copies:
         for index, (env, action) in enumerate(zip(self.envs, given, strict=True)):
             self.progress = index
             if done[index] and mode is AutoresetMode.NEXT_STEP:
+                episodes.reset(index)
                 with self._resetting():
                     observations[index], info = env.reset()
                 rewards[index] = 0.0
                 terminations[index] = truncations[index] = done[index] = False
             else:
-                observation, rewards[index], terminated, truncated, info = env.step(action)
+                episodes.step()
+                observation, reward, terminated, truncated, info = env.step(action)
+                rewards[index] = reward
                 terminations[index] = terminated
                 truncations[index] = truncated
+                episodes.stepped(index, float(reward), terminated, truncated, info)
                 if terminated or truncated:
                     if mode is AutoresetMode.SAME_STEP:
                         added.add_final(index, observation, info)
+                        episodes.reset(index)
                         with self._resetting():
                             observation, info = env.reset()
                     else:
@@ -255,13 +264,14 @@ class Native:
 
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         self.env = env
+        self.episodes = Episodes(env.num_envs)
         self.progress = 0
         self.memory: SharedMemory | None = None
         self.unwrapped = env.unwrapped
         self.spec = env.spec
         self.observation_space = cast("gymnasium.Space[Any]", cast(Any, env).single_observation_space)
         self.action_space = cast("gymnasium.Space[Any]", cast(Any, env).single_action_space)
-        mode = env.metadata.get("autoreset_mode")
+        self._mode = mode = env.metadata.get("autoreset_mode")
         self.metadata = {**env.metadata, "autoreset_mode": getattr(mode, "value", mode)}
         self.render_mode = env.render_mode
 
@@ -269,11 +279,13 @@ class Native:
         """Resets it; a mask goes to the options, where Gymnasium has it."""
         if mask is not None:
             options = {**(options or {}), "reset_mask": mask}
+        self.episodes.reset_all(mask)
         return self.env.reset(seed=seeds, options=options)
 
     def step(self, actions: Any) -> tuple[Batch, dict[str, Any]]:
         """Steps it."""
         observation, rewards, terminations, truncations, infos = cast(Any, self.env.step(actions))
+        self.episodes.stepped_all(self._mode, rewards, terminations, truncations, infos)
         return Batch(rewards, terminations, truncations, observation), infos
 
     def __len__(self) -> int:

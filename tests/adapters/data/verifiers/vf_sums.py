@@ -1,6 +1,7 @@
 # pyright: basic, reportMissingImports=false
 """A taskset of verifiers with one turn a task."""
 
+import asyncio
 from collections.abc import Iterator
 
 import verifiers.v1 as vf
@@ -19,6 +20,8 @@ class SumsTask(vf.Task[SumsData]):
     async def wordy(self, trace: vf.Trace) -> float:
         if trace.last_reply == "boom":
             raise ArithmeticError("no score for this")
+        if trace.last_reply == "slow":
+            await asyncio.sleep(60)
         return len(trace.last_reply) / 10
 
     @vf.metric
@@ -28,7 +31,6 @@ class SumsTask(vf.Task[SumsData]):
 
 class SumsConfig(vf.TasksetConfig):
     number: int = 4
-    endless: bool = False
 
 
 class SumsTaskset(vf.Taskset[SumsTask, SumsConfig]):
@@ -36,7 +38,11 @@ class SumsTaskset(vf.Taskset[SumsTask, SumsConfig]):
         n = 0
         while n < self.config.number:
             data = SumsData(
-                name=f"sum-{n}", prompt=f"{n} + {n * n}", system_prompt="Say the number alone.", answer=n + n * n
+                name=f"sum-{n}",
+                prompt=f"{n} + {n * n}",
+                system_prompt="Say the number alone.",
+                answer=n + n * n,
+                timeout=vf.TaskTimeout(scoring=0.5),
             )
             yield SumsTask(data, self.config.task)
             n += 1

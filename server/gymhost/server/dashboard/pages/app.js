@@ -55,13 +55,14 @@ function stand() {
   const state = known.state, wrong = [];
   if (known.problem) wrong.push(`This page shows what was known at ${clock(known.since)}: ${known.problem.message}. It tries again every few seconds.`);
   for (const server of [state?.environments, state?.rollouts]) {
-    if (server?.gone) wrong.push(`No answer since ${clock(server.since)}. ${server.gone[0].toUpperCase()}${server.gone.slice(1)}. It is asked again every few seconds.`);
+    if (server?.gone) wrong.push(`Since ${clock(server.since)} ${server.gone}: what was known then is shown, and it is asked again every few seconds.`);
     if (server?.without) wrong.push(server.without);
   }
   if (environmentServer()?.draining) wrong.push("The server takes no new sessions: it was told to drain, or is about to stop.");
   const notice = byId("notice");
   notice.hidden = !wrong.length;
   if (notice.textContent !== wrong.join(" ")) notice.textContent = wrong.join(" ");
+  notice.title = [state?.environments?.why, state?.rollouts?.why].filter(Boolean).join("\n");
   const bad = known.problem || [state?.environments, state?.rollouts].some((server) => server?.gone);
   const said = byId("stand");
   if (!said) return;
@@ -106,6 +107,7 @@ async function refresh() {
 function forget() {
   drawing?.leave?.();
   known.state = known.problem = known.since = null;
+  known.last = { environments: null, rollouts: null };
   for (const kept of Object.values(known.history)) Object.assign(kept, { series: [], points: [] });
   drawing = shownAt = headFor = null;
   byId("notice").hidden = true;
@@ -132,7 +134,7 @@ function logIn(why) {
       token.select();
     }
   } }, h("h1", {}, "Log in"), h("p.muted", {}, "With a token of this server. You see what it lets you see."),
-    h("label", { for: "token" }, "Token"), token, said, h("button.primary", {}, "Log in"));
+    h("input", { type: "text", autocomplete: "username", value: "gymhost", hidden: true }), h("label", { for: "token" }, "Token"), token, said, h("button.primary", {}, "Log in"));
   fill(byId("main"), form);
   token.focus();
 }

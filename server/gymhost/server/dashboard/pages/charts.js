@@ -89,8 +89,9 @@ function lineChart({ title, words, lines, least = 0 }) {
       parts.push(s("line", { class: "pointed", x1: pointed, x2: pointed, y1: top, y2: bottom }));
       parts.push(s("text", { class: "pointed", x: pointed, y: height - 0.2 * unit, "text-anchor": pointed > width / 2 ? "end" : "start" }, clock(at)));
     }
-    if (data.every((points) => points.length < 2)) {
-      parts.push(s("text", { class: "none", x: (left + right) / 2, y: (top + bottom) / 2, "text-anchor": "middle" }, "History begins some seconds after the server does."));
+    if (data.every((points) => points.filter(([, value]) => value !== null).length < 2)) {
+      const why = data.some((points) => points.length > 1) ? "Nothing was there to measure." : "History begins some seconds after the server does.";
+      parts.push(s("text", { class: "none", x: (left + right) / 2, y: (top + bottom) / 2, "text-anchor": "middle" }, why));
     }
     plot.replaceChildren(...parts);
     words_.textContent = lines.map(({ label }, i) => `${label || title}: ${values[i].textContent}`).join(", ");

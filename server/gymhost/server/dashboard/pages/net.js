@@ -29,23 +29,18 @@ async function ask(path, body) {
   return said;
 }
 
-/** What is known. `state` is null until the first answer. */
+/** What is known. `state` is null until the first answer; `last` is what each server said when it last answered. */
 const known = {
-  state: null, problem: null, since: null,
+  state: null, problem: null, since: null, last: { environments: null, rollouts: null },
   history: { environments: { series: [], points: [] }, rollouts: { series: [], points: [] } },
 };
 
-const environmentServer = () => whole(known.state?.environments);
-const rolloutService = () => whole(known.state?.rollouts);
+const environmentServer = () => known.last.environments;
+const rolloutService = () => known.last.rollouts;
 const role = () => known.state?.who.role ?? "";
 const mayRun = () => role() === "admin";
 const mayAct = () => role() === "admin" || role() === "user";
 const now = () => known.state?.time ?? Date.now() / 1000;
-
-/** A server's state, or null where it is away or there is none. */
-function whole(server) {
-  return server && !server.gone && !server.without ? server : null;
-}
 
 /** Points of a figure: [time, value] of those that there are. */
 function figure(server, name) {
@@ -69,6 +64,7 @@ async function look() {
     const [state, history] = await Promise.all([ask("/api/state"), ask(`/api/history?${after}`)]);
     known.state = state;
     known.problem = known.since = null;
+    for (const name of ["environments", "rollouts"]) if (!state[name]?.gone) known.last[name] = state[name]?.without ? null : state[name];
     for (const [name, fresh] of Object.entries(history)) if (fresh?.series) keep(known.history[name], fresh);
   } catch (error) {
     known.problem = error;

@@ -43,15 +43,15 @@ function environmentTiles() {
   const memory = tile("Memory", { ...from("memory_bytes"), kind: "k2" }), sandboxes = tile("Sandboxes", { ...from("sandboxes"), kind: "k4" });
   const server = () => environmentServer();
   return [
-    drawing(sessions, () => sessions.say(short(over("making") + over("running") + over("waiting") + over("closing")), `${short(over("running"))} run, ${short(over("waiting"))} wait`)),
+    drawing(sessions, () => sessions.say(short(server() && over("making") + over("running") + over("waiting") + over("closing")), `${short(over("running"))} run, ${short(over("waiting"))} wait`)),
     drawing(queue, () => queue.say(short(server()?.queued ?? null), server() ? `${short(server().taken)} of ${short(server().capacity)} places` : "", server()?.queued ? "warn" : "")),
     drawing(steps, () => steps.say(short(lastly("environments", "steps_per_second")), `${short(over("steps"))} so far`)),
     drawing(latency, () => latency.say(span(lastly("environments", "step_p50_seconds")), `p99 ${span(lastly("environments", "step_p99_seconds"))}`)),
     drawing(failed, () => failed.say(short(lastly("environments", "failures_per_second")), `${short(sum((server()?.environments ?? []).map(failuresOf)))} so far`,
       lastly("environments", "failures_per_second") ? "bad" : "")),
-    drawing(cpu, () => cpu.say(short(lastly("environments", "cpu")), `cores, ${server()?.workers.length ?? 0} workers`)),
+    drawing(cpu, () => cpu.say(short(lastly("environments", "cpu")), `cores, ${plural(server()?.workers.length ?? 0, "worker")}`)),
     drawing(memory, () => memory.say(bytes(server() ? server().memory_bytes + sum(server().workers.map((worker) => worker.memory_bytes)) : null),
-      `${plural(server()?.worker_deaths ?? 0, "death")}`, server()?.worker_deaths ? "warn" : "")),
+      `${server()?.worker_deaths ? plural(server().worker_deaths, "worker") : "no worker"} died`)),
     drawing(sandboxes, () => {
       const all = (server()?.workers ?? []).flatMap((worker) => worker.sandboxes);
       sandboxes.say(short(sum(all.map((each) => each.live))), `${short(sum(all.map((each) => each.making)))} being made`);
@@ -121,10 +121,16 @@ function slowPanel() {
 
 const failedCell = (count) => h(count ? "span.bad" : "span", {}, short(count));
 
+/** What failed, in a line. */
+function failureWords({ exception, message }) {
+  const first = message.split("\n")[0];
+  return exception && !first.startsWith(exception) ? `${exception}: ${first}` : first;
+}
+
 function failureLine(failure) {
   return h("button.failure", { type: "button", onclick: () => showFailure(failure) },
     h("span.when", {}, clock(failure.time)), h("span.what", {}, h("b", {}, failure.environment_id), " ", h("span.muted", {}, failure.command)),
-    h("span.why", {}, failure.exception ? `${failure.exception}: ` : "", failure.message.split("\n")[0]), failure.repeated ? h("span.flag", {}, `+${short(failure.repeated)}`) : null);
+    h("span.why", {}, failureWords(failure)), failure.repeated ? h("span.flag", {}, `+${short(failure.repeated)}`) : null);
 }
 
 /** The last failures, asked for while the element is shown. */
@@ -174,6 +180,6 @@ function workersPanel() {
 }
 
 function failuresPage(root) {
-  fill(root, h("div.page", {}, h("h1", {}, "Failures"), h("p.muted", {}, "The last 200, and of each environment the last 20. One opens with its traceback."), failureList("", 200)));
+  fill(root, h("div.page", {}, h("h1", {}, "Failures"), h("p.muted", {}, "The last 200, and of each environment the last 20. One opens with its traceback."), h("section.sheet", {}, failureList("", 200))));
   return () => {};
 }

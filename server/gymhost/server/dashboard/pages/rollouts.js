@@ -15,7 +15,8 @@ function progress(job) {
   return h("div.progress", {}, stackedBar(parts, totalOf(job) || 1), h("span", {}, `${short(doneOf(job))} of ${short(totalOf(job))}`));
 }
 
-function cancelJob(job) {
+function cancelJob({ id }) {
+  const job = rolloutService().listed.find((one) => one.id === id); // as it is when the button is pressed
   return { title: `Cancel job ${job.label || job.key}?`, words: `${plural(job.in_flight, "rollout")} in flight end, with results that say so; ${number(job.queued)} never begin.`,
     verb: "Cancel it", path: `/api/jobs/${encodeURIComponent(job.id)}/cancel` };
 }
@@ -45,12 +46,12 @@ function generatorsTable(acts) {
   const columns = [
     { name: "name", title: "Generator", text: true, value: (row) => row.name },
     { name: "state", title: "State", text: true, value: generatorState, cell: (row) => h(`span.state.${generatorState(row)}`, { title: row.why || null }, generatorState(row)) },
-    { name: "requests", title: "Requests", value: (row) => row.requests },
     { name: "load", title: "Load", about: "Tokens in flight: prompts, and what may still be sampled", value: (row) => row.load, cell: (row) => short(row.load) },
     { name: "rate", title: "Tokens / s", value: (row) => row.tokens_per_second ?? null, cell: (row) => short(row.tokens_per_second ?? null) },
     { name: "hits", title: "Prefix hits", about: "The part of prompt tokens that it had in its cache", value: hitsOf, cell: (row) => percent(hitsOf(row)) },
   ];
   if (acts) {
+    columns.splice(2, 0, { name: "requests", title: "Requests", value: (row) => row.requests });
     columns.push({ name: "policy", title: "Policy", value: (row) => row.policy_version }, { name: "url", title: "URL", text: true, value: (row) => row.url }, { name: "why", title: "Why not used", text: true, value: (row) => row.why },
       { name: "act", title: "", value: () => "", cell: (row) => actCell("Drain", mayRun() && !row.draining, () => ({
         title: `Drain generator ${row.name}?`, words: "It is sent nothing more; what is in flight there has 300 s, and goes on elsewhere then. Adding it again undoes this.",
