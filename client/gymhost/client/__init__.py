@@ -4,6 +4,7 @@ import gymnasium
 
 from gymhost.client.api import EnvironmentDescription, RemoteServer, TaskList, connect
 from gymhost.client.env import RemoteEnv, make
+from gymhost.client.operations import Operations
 from gymhost.client.session import Session
 from gymhost.client.tls import Tls
 from gymhost.client.vector import make_vec
@@ -59,6 +60,7 @@ __all__ = [
     "EnvironmentFault",
     "Error",
     "InvalidArgument",
+    "Operations",
     "OutOfSequence",
     "PermissionDenied",
     "RemoteEnv",

@@ -86,7 +86,10 @@ _COMMANDS = {"steps": "step", "resets": "reset"}
 _NAME_WORDS = 32
 _NAME_BYTES = 8 * (_NAME_WORDS - 1)
 # How many rows there are: of environments, and of backends.
-ROWS = 256
+ROWS = 1024
+# Into so many rows the threads of an environment are spread: they would often wait for each other at one, since Python
+# makes threads take turns wherever they are.
+PARTS = 16
 BACKENDS = 4
 _ROW = _NAME_WORDS + FIGURES.size
 _BACKEND_ROW = _NAME_WORDS + SANDBOX_FIGURES.size
@@ -201,19 +204,16 @@ class Row:
     Args:
         memory: The row's memory.
         layout: Where its figures are.
-        shared: Whether several threads count in it.
 
     Attributes:
-        shared: Whether several threads count in it.
-        lock: Is held by whoever counts then.
+        lock: Is held by whoever counts where several threads do.
         stages: The stages, by name.
         ends: The ends of episodes.
     """
 
-    __slots__ = ("_counts", "_floats", "_layout", "ends", "lock", "shared", "stages")
+    __slots__ = ("_counts", "_floats", "_layout", "ends", "lock", "stages")
 
-    def __init__(self, memory: memoryview, layout: Layout, *, shared: bool = False) -> None:
-        self.shared = shared
+    def __init__(self, memory: memoryview, layout: Layout) -> None:
         self.lock = threading.Lock()
         self._layout = layout
         self._counts = memory.cast("q")
@@ -335,7 +335,7 @@ class Meter:
         self._memory = memoryview(memory)
         # What is to be written before anybody is answered, by whoever counts on one thread alone.
         self.changed: list[Stage | Ends] = []
-        self._rows: dict[tuple[str, bool], Row] = {}
+        self._rows: dict[tuple[str, int], Row] = {}
         self._backends: dict[str, Row] = {}
         self._lock = threading.Lock()
 
@@ -358,25 +358,25 @@ class Meter:
 
     # -- counting ------------------------------------------------------------------------------------------------------
 
-    def row(self, environment_id: str, *, threads: bool = False) -> Row:
-        """The row of an environment. From any thread.
+    def row(self, environment_id: str, thread: int | None = None) -> Row:
+        """A row of an environment. From any thread.
 
         Args:
             environment_id: Its id.
-            threads: Whether several threads count in it: they have one of their own.
+            thread: Which thread counts in it; None for the one that counts in all rows without a thread.
         """
+        part = 0 if thread is None else 1 + thread % PARTS
         with self._lock:
-            row = self._rows.get((environment_id, threads))
+            row = self._rows.get((environment_id, part))
             if row is None:
                 name = environment_id.encode()
-                if len(name) > _NAME_BYTES or len(self._rows) >= ROWS - 2:
+                if len(name) > _NAME_BYTES or len(self._rows) >= ROWS - PARTS - 1:
                     environment_id, name = OTHER, OTHER.encode()
-                    row = self._rows.get((OTHER, threads))
+                    row = self._rows.get((OTHER, part))
                 if row is None:
                     # There is room for those of all others, wherever they come.
-                    at = len(self._rows) * _ROW
-                    memory = self._begin(at, name, FIGURES)
-                    row = self._rows[environment_id, threads] = Row(memory, FIGURES, shared=threads)
+                    memory = self._begin(len(self._rows) * _ROW, name, FIGURES)
+                    row = self._rows[environment_id, part] = Row(memory, FIGURES)
             return row
 
     def write(self) -> None:

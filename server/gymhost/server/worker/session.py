@@ -78,7 +78,7 @@ class Session(abc.ABC):
         self.tally: Tally | None = None
         if host.meter is not None:
             tally = CopiesTally if self.is_vector else Tally
-            self.tally = tally(host.meter, self.environment_id, threads=self.THREADED)
+            self.tally = tally(host.meter, self.environment_id, thread=lane if self.THREADED else None)
         # What its code makes, and leaves behind when it ends in whatever way.
         self.sandboxes = Scope(host.share_of(lane))
         self.idle_limit = request.idle_timeout_ms / 1000

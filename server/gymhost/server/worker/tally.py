@@ -27,17 +27,17 @@ class Tally:
     Args:
         meter: What has the rows.
         environment_id: The environment.
-        threads: Whether its commands end on threads.
+        thread: A number of the thread on which its commands end; None for the event loop.
     """
 
     __slots__ = (
         "_changed", "_due", "_known", "_lock", "_open", "_other", "_reward", "_row", "_stages", "_step",
     )  # fmt: skip
 
-    def __init__(self, meter: Meter, environment_id: str, *, threads: bool) -> None:
-        self._row = row = meter.row(environment_id, threads=threads)
+    def __init__(self, meter: Meter, environment_id: str, *, thread: int | None) -> None:
+        self._row = row = meter.row(environment_id, thread)
         # None where all is done on one thread, which writes it once for all that are answered together.
-        self._lock = row.lock if threads else None
+        self._lock = None if thread is None else row.lock
         self._changed = meter.changed
         self._stages = {kind: row.stages[stage] for kind, stage in _STAGES.items()}
         self._step = row.stages["step"]
@@ -157,8 +157,8 @@ class CopiesTally(Tally):
 
     __slots__ = ("episodes",)
 
-    def __init__(self, meter: Meter, environment_id: str, *, threads: bool) -> None:
-        super().__init__(meter, environment_id, threads=threads)
+    def __init__(self, meter: Meter, environment_id: str, *, thread: int | None) -> None:
+        super().__init__(meter, environment_id, thread=thread)
         self.episodes: Episodes | None = None
 
     def add(self, kind: int, received: int, sent: int, seconds: float, returned: Any) -> None:
