@@ -51,7 +51,8 @@ async def played(environments: str, rollouts: str) -> None:
 async def told_by(address: str) -> dict[str, set[str]]:
     """The metrics that a server tells, with the labels that they have; none where nothing was counted yet."""
     async with channel_to(address) as channel:
-        text = (await rpc.OperationsServiceStub(channel).GetMetrics(pb.GetMetricsRequest())).text
+        stub: Any = rpc.OperationsServiceStub(channel)
+        text = (await stub.GetMetrics(pb.GetMetricsRequest())).text
     return {
         family.name + "_total" * (family.type == "counter"): {
             label for sample in family.samples for label in sample.labels

@@ -15,6 +15,7 @@ from gymhost.server.front import workers
 from gymhost.server.front.pool import WorkerPool
 from gymhost.server.front.workers import Worker
 from gymhost.v1 import environments_pb2 as pb
+from gymhost.v1 import operations_pb2
 from gymhost.wire import errors
 from support.server import PATIENCE, TESTS, until
 
@@ -34,6 +35,12 @@ class Events:
         self.pool.replace(worker)
 
     def session_ended(self, worker: Worker, lane: int, error: errors.Error) -> None:
+        pass
+
+    def owner_of(self, lane: int) -> str | None:
+        return None
+
+    def environment_failed(self, worker: Worker, lane: int, failure: operations_pb2.Failure) -> None:
         pass
 
 

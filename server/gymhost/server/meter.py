@@ -86,10 +86,7 @@ _COMMANDS = {"steps": "step", "resets": "reset"}
 _NAME_WORDS = 32
 _NAME_BYTES = 8 * (_NAME_WORDS - 1)
 # How many rows there are: of environments, and of backends.
-ROWS = 1024
-# Into so many rows the threads of an environment are spread: they would often wait for each other at one, since Python
-# makes threads take turns wherever they are.
-PARTS = 16
+ROWS = 512
 BACKENDS = 4
 _ROW = _NAME_WORDS + FIGURES.size
 _BACKEND_ROW = _NAME_WORDS + SANDBOX_FIGURES.size
@@ -335,7 +332,7 @@ class Meter:
         self._memory = memoryview(memory)
         # What is to be written before anybody is answered, by whoever counts on one thread alone.
         self.changed: list[Stage | Ends] = []
-        self._rows: dict[tuple[str, int], Row] = {}
+        self._rows: dict[tuple[str, bool], Row] = {}
         self._backends: dict[str, Row] = {}
         self._lock = threading.Lock()
 
@@ -358,25 +355,24 @@ class Meter:
 
     # -- counting ------------------------------------------------------------------------------------------------------
 
-    def row(self, environment_id: str, thread: int | None = None) -> Row:
+    def row(self, environment_id: str, *, threads: bool = False) -> Row:
         """A row of an environment. From any thread.
 
         Args:
             environment_id: Its id.
-            thread: Which thread counts in it; None for the one that counts in all rows without a thread.
+            threads: Whether several threads count in it, which hold its lock; else it is for one alone.
         """
-        part = 0 if thread is None else 1 + thread % PARTS
         with self._lock:
-            row = self._rows.get((environment_id, part))
+            row = self._rows.get((environment_id, threads))
             if row is None:
                 name = environment_id.encode()
-                if len(name) > _NAME_BYTES or len(self._rows) >= ROWS - PARTS - 1:
+                if len(name) > _NAME_BYTES or len(self._rows) >= ROWS - 2:
                     environment_id, name = OTHER, OTHER.encode()
-                    row = self._rows.get((OTHER, part))
+                    row = self._rows.get((OTHER, threads))
                 if row is None:
                     # There is room for those of all others, wherever they come.
                     memory = self._begin(len(self._rows) * _ROW, name, FIGURES)
-                    row = self._rows[environment_id, part] = Row(memory, FIGURES)
+                    row = self._rows[environment_id, threads] = Row(memory, FIGURES)
             return row
 
     def write(self) -> None:

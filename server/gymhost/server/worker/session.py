@@ -54,8 +54,8 @@ class Session(abc.ABC):
         hosting: How the environment runs.
     """
 
-    # Whether it ends commands on a thread of its own.
-    THREADED: ClassVar[bool] = False
+    # What counts for a session of one environment.
+    TALLY: ClassVar[type[Tally]] = Tally
 
     __slots__ = (
         "board", "busy", "calls", "code", "deadline", "direct", "env", "environment_id", "following", "host", "hosting",
@@ -77,8 +77,7 @@ class Session(abc.ABC):
         # What it counts, where anything is counted.
         self.tally: Tally | None = None
         if host.meter is not None:
-            tally = CopiesTally if self.is_vector else Tally
-            self.tally = tally(host.meter, self.environment_id, thread=lane if self.THREADED else None)
+            self.tally = (CopiesTally if self.is_vector else self.TALLY)(host.meter, self.environment_id)
         # What its code makes, and leaves behind when it ends in whatever way.
         self.sandboxes = Scope(host.share_of(lane))
         self.idle_limit = request.idle_timeout_ms / 1000

@@ -19,6 +19,7 @@ from gymhost.server.worker.output import current_session
 from gymhost.server.worker.packing import Packing, packed
 from gymhost.server.worker.session import CANCEL_GRACE, CLOSE_LIMIT, Done, Session
 from gymhost.server.worker.shared_memory import SharedMemory
+from gymhost.server.worker.tally import ThreadTally
 from gymhost.v1 import environments_pb2 as pb
 from gymhost.wire import errors
 from gymhost.wire.frames import SocketFrames, pack
@@ -40,7 +41,7 @@ class ThreadSession(Session):
     a command on the stream for one, ends that: the socket is shut, and the client goes on with the stream.
     """
 
-    THREADED = True
+    TALLY = ThreadTally
 
     __slots__ = (
         "_changes",
@@ -187,6 +188,7 @@ class ThreadSession(Session):
     def _finished(self, result: tuple[int, bytes]) -> None:
         with self._lock:
             if self._unwatch_command():
+                self._count(on_loop=True)
                 self.finish(*(result if self._stopped_by is None else self._stopped()))
 
     def _called(self, error: BaseException | None) -> None:
@@ -262,6 +264,7 @@ class ThreadSession(Session):
             return False
         if self._stopped_by is not None:
             code, reply = self._stopped()
+        self._count(on_loop=False)
         self.code = code
         self.reply = reply
         self.end_command()
@@ -269,6 +272,11 @@ class ThreadSession(Session):
         if code:
             self.host.post(self._failed, (self.kind, code, reply))
         return True
+
+    def _count(self, *, on_loop: bool) -> None:
+        """Counts the command that has run."""
+        if isinstance(self.tally, ThreadTally):
+            self.tally.settle(on_loop=on_loop)
 
     def _failed(self, failed: tuple[int, int, bytes]) -> None:
         self.host.watching.failed(self, *failed)
