@@ -12,6 +12,8 @@ from tests.benchmarks import idle, machine, report, rollouts, rounds, sandboxes,
 from tests.benchmarks.contenders import (
     BACKENDS,
     OBSERVE,
+    OPENENV,
+    OPENENV_SIZES,
     ROLLOUTS,
     ROUTING,
     SANDBOXES,
@@ -26,7 +28,19 @@ from tests.benchmarks.contenders import (
 )
 from tests.benchmarks.processes import ROOT
 
-_WORKLOADS = ("w1", "w2", "observe", "idle", "sandboxes", "rollouts", "training", "routing", "stages", "service")
+_WORKLOADS = (
+    "w1",
+    "w2",
+    "observe",
+    "openenv",
+    "idle",
+    "sandboxes",
+    "rollouts",
+    "training",
+    "routing",
+    "stages",
+    "service",
+)
 _IDLE_USUAL = 15.0
 
 
@@ -50,6 +64,7 @@ def main() -> None:
         known = (
             *W1,
             *(cell.contender for cell in (*W2, *OBSERVE, *SANDBOXES)),
+            *OPENENV,
             *itertools.chain(*ROLLOUTS.values()),
             *TRAINING,
         )
@@ -146,6 +161,7 @@ def _cells(options: argparse.Namespace) -> dict[str, list[Cell]]:
         "w1": [Cell(contender, size) for size in options.sizes for contender in W1 if contender.plays(size)],
         "w2": list(W2),
         "observe": list(OBSERVE),
+        "openenv": [Cell(contender, size) for size in OPENENV_SIZES for contender in OPENENV],
         "sandboxes": list(SANDBOXES),
     }
 

@@ -92,6 +92,24 @@ OBSERVE = tuple(Cell(contender, OBSERVE_SESSIONS) for _, *pair in OBSERVE_PAIRS 
 WATCHERS = {"watched": ("tests.benchmarks.watcher",)}
 
 
+# -- OpenEnv -----------------------------------------------------------------------------------------------------------
+
+# One environment, the class of `openenv_echo`, on OpenEnv's own server and hosted by gymhost.
+OPENENV = (
+    Contender(OPENENV_BEST, "openenv-best", ("tests.benchmarks.openenv_echo", "uvloop"), peer="openenv"),
+    Contender(
+        "hosted by gymhost, uvloop", "openenv-hosted", ("tests.benchmarks.openenv_hosted", "direct"), peer="openenv"
+    ),
+    Contender(
+        "hosted by gymhost, over gRPC, uvloop",
+        "openenv-hosted",
+        ("tests.benchmarks.openenv_hosted", "grpc"),
+        peer="openenv",
+    ),
+)
+OPENENV_SIZES = (64, 512)
+
+
 # -- W2 ----------------------------------------------------------------------------------------------------------------
 
 

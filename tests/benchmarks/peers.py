@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.benchmarks.processes import ROOT, Failed
 
 # What is installed for a peer.
-PEERS = {"openenv": ["openenv", "uvicorn", "uvloop"], "envpool": ["envpool", "gymnasium"]}
+PEERS = {"openenv": ["--editable", f"{ROOT}[server,openenv]"], "envpool": ["envpool", "gymnasium"]}
 
 
 def python(peer: str | None) -> str:
@@ -24,7 +24,7 @@ def install(peer: str) -> None:
     """
     folder = _folder(peer)
     done = folder / "installed"
-    if done.exists():
+    if done.exists() and done.read_text() == str(PEERS[peer]):
         return
     print(f"installing {peer} in {os.path.relpath(folder, ROOT)}", file=sys.stderr)
     for command in (
@@ -35,7 +35,7 @@ def install(peer: str) -> None:
         if result.returncode:
             lines = (result.stderr or result.stdout).strip().splitlines()
             raise Failed(f"{peer} could not be installed: {lines[-1] if lines else result.returncode}")
-    done.touch()
+    done.write_text(str(PEERS[peer]))
 
 
 def _folder(peer: str) -> Path:

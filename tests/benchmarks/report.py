@@ -85,6 +85,8 @@ def render(records: Sequence[Record]) -> str:
         parts += _w1(by_kind["w1"])
     if "observe" in by_kind:
         parts += observe_report.render(by_kind["observe"])
+    if "openenv" in by_kind:
+        parts += _openenv(by_kind["openenv"])
     if "w2" in by_kind:
         parts += _w2(by_kind["w2"])
     if "sandboxes" in by_kind:
@@ -127,6 +129,16 @@ def _w1(records: list[Record]) -> list[str]:
         _cells(cells, records, "sessions", {}),
         *missing(records),
         *_goals(_W1_GOALS, records, "sessions"),
+    ]
+
+
+def _openenv(records: list[Record]) -> list[str]:
+    cells = [Cell(contender, size) for size in who.OPENENV_SIZES for contender in who.OPENENV]
+    return [
+        "## One environment of OpenEnv, hosted by OpenEnv and by gymhost",
+        f"{_how(records)} Latency is a step's, for one of the sessions.",
+        _cells(cells, records, "sessions", {}),
+        *missing(records),
     ]
 
 

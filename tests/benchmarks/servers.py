@@ -52,6 +52,10 @@ _SERVERS: dict[str, tuple[str, ...]] = {
     ),
     "openenv": (*_UVICORN, "--loop", "asyncio", "--port", "PORT"),
     "openenv-best": (*_UVICORN, "--loop", "uvloop", "--workers", "2", "--port", "PORT"),
+    "openenv-hosted": (
+        *("gymhost.cli", "serve", "openenv:tests.benchmarks.openenv_echo:EchoEnvironment"),
+        *("--no-dashboard", "--address", "ADDRESS"),
+    ),
     "raw": ("tests.benchmarks.raw_tcp", "serve", "ADDRESS"),
     "stream": ("tests.benchmarks.grpc_stream", "serve", "ADDRESS"),
 }
