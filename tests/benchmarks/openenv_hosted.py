@@ -1,4 +1,4 @@
-"""The environment of OpenEnv that gymhost hosts: `python -m tests.benchmarks.openenv_hosted {direct|grpc} ADDR N SECS`."""
+"""The environment of OpenEnv that gymhost hosts: `python -m tests.benchmarks.openenv_hosted {direct|grpc} ADDR N S`."""
 
 import asyncio
 import sys
