@@ -20,7 +20,7 @@ export TOKENIZERS_PARALLELISM = false
 export VLLM_CPU_KVCACHE_SPACE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo learning test test-rllib test-trainers chaos soak five-processes lint format proto bench clean
+.PHONY: help demo learning test adapters test-rllib test-trainers chaos soak five-processes lint format proto bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -49,6 +49,9 @@ test-rllib: .venv-rllib/installed ## run RLlib's tests, in a virtual environment
 
 test-trainers: .venv-trainers/installed ## run the tests of verl and SkyRL, in a virtual environment of their own
 	@.venv-trainers/bin/python -m pytest tests/other_trainers $(ARGS)
+
+adapters: ## test adapters against their packages, in an environment for each, and write a report; ARGS="--only gem"
+	@$(PYTHON) tests/adapters/run.py $(ARGS)
 
 lint: .venv/installed ## check style, types and import layers
 	@fine=true; for check in "ruff check" "ruff format --check" "pyright" "lint-imports"; do \

@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import mcp
 import pytest
 from click.testing import CliRunner
 
@@ -17,6 +18,7 @@ from gymhost.server.config import ServerConfig
 from gymhost.server.tokens import hash_of
 from support.certificates import Authority
 from support.command import gymhost, serving
+from support.openenv_client import OpenEnvSocket
 from support.server import alive, until
 
 STUCK = """
@@ -336,6 +338,49 @@ def test_a_new_token_is_told_once_and_lets_in():
         ask = ("envs", "gymhost/", "--server", running.address)
         assert gymhost(*ask).returncode == 1
         assert "gymhost/Echo-v0" in gymhost(*ask, "--token", token).stdout
+
+
+async def test_it_speaks_other_protocols_beside(tmp_path: Path):
+    guess = "gymhost/GuessNumber-v0"
+    (tmp_path / "server.toml").write_text('mcp = "127.0.0.1:0"\nopenenv = "127.0.0.1:1"\n')
+    at = ("--config", str(tmp_path / "server.toml"), "--openenv", f"127.0.0.1:0/{guess}")
+    with serving(*at, GYMHOST_TOKEN="secret") as running:
+        assert running.process.stdout is not None
+        lines = [running.process.stdout.readline() for _ in range(2)]
+        openenv, mcp_url = (re.search(r" on (http://[\d.:]+)/env/ID", line) for line in lines)
+        assert openenv is not None, lines
+        assert mcp_url is not None, lines
+        with OpenEnvSocket(openenv[1]) as client:
+            assert "show a token of the server" in client.next()["data"]["message"]
+        for url in (openenv[1], f"{openenv[1]}/env/{guess}"):
+            with OpenEnvSocket(url, query="?token=secret") as client:
+                told = client.ask("reset", {"task": 5})
+                assert told["observation"]["text"].startswith("Guess the number")
+        async with asyncio.timeout(40), mcp.Client(f"{mcp_url[1]}/env/{guess}/mcp?token=secret") as client:
+            assert [tool.name for tool in (await client.list_tools()).tools] == ["guess", "reset", "evaluate"]
+        assert running.end(signal.SIGTERM) == 0
+    for url in (openenv[1], mcp_url[1]):
+        host, _, port = url.removeprefix("http://").rpartition(":")
+        with socket.create_server((host, int(port))):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--openenv", "here"), "not 'here' (--openenv)"),
+        (("--mcp", "unix:/run/mcp"), "clients find MCP at HOST:PORT"),
+        (("--openenv", "0.0.0.0:8000"), "0.0.0.0:8000 can be reached from other machines (--openenv): set a token"),
+        (
+            ("--openenv", "127.0.0.1:0", "--rollouts", "--environments", "127.0.0.1:1", "--tokenizer", "x"),
+            "--openenv is for a server that hosts environments",
+        ),
+    ],
+)
+def test_gateways_that_can_not_be(arguments: tuple[str, ...], message: str):
+    result = CliRunner().invoke(command, ["serve", "--no-dashboard", *arguments])
+    assert result.exit_code != 0
+    assert message in " ".join(result.output.split())
 
 
 def test_a_wrong_token_file_is_refused(tmp_path: Path):

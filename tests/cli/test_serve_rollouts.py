@@ -93,7 +93,7 @@ def configure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., 
     for name in ("GYMHOST_TOKEN", "GYMHOST_ENVIRONMENTS_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     ran: list[Configured] = []
-    monkeypatch.setattr(serve, "_serve", lambda config, rollouts, dashboard: ran.append((config, rollouts)))
+    monkeypatch.setattr(serve, "_serve", lambda config, rollouts, *_: ran.append((config, rollouts)))
     monkeypatch.setattr(serve, "_serve_rollouts", lambda rollouts, dashboard: ran.append((None, rollouts)))
 
     def configured(*arguments: str) -> Configured:

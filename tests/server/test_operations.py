@@ -270,6 +270,9 @@ async def test_a_session_is_for_its_owner_and_for_admins(server: ServerProcess) 
         name = name_of(session)
         with pytest.raises(EnvironmentFault):
             await session.step("raise")
+        async with asyncio.timeout(PATIENCE):  # likes of other tests' are told once a second
+            while "mine" not in {failure.label for failure in await own.failures("test/Raises-v0")}:
+                await asyncio.sleep(0.05)
         for operations, sees in ((own, True), (ruler, True), (other, False), (reader, False)):
             assert [each.name for each in (await operations.live()).sessions] == ([name] if sees else [])
             labels = {failure.label for failure in await operations.failures("test/Raises-v0")}

@@ -15,6 +15,7 @@ from gymhost.cli.extras import need, need_installed
 from gymhost.cli.options import OTHERS, GroupedCommand, option
 from gymhost.cli.serve_dashboard import Wanted, dashboard_at, dashboard_options
 from gymhost.cli.serve_dashboard import wanted as dashboard_wanted
+from gymhost.cli.serve_gateways import PROTOCOLS, Place, check_gateways, gateways_options, gateways_wanted
 from gymhost.cli.serve_rollouts import configure as configure_rollouts
 from gymhost.cli.serve_rollouts import rollouts_options
 from gymhost.server.config import ServerConfig
@@ -260,6 +261,7 @@ def setting(name: str, group: str, help: str, **how: Any) -> Any:
 )
 @rollouts_options
 @dashboard_options
+@gateways_options
 @option(
     "--metrics/--no-metrics",
     "metrics",
@@ -287,6 +289,8 @@ def command(ctx: click.Context, config_file: Path | None, new: bool, **options: 
 
     A dashboard runs beside: pages that show what the server does, what failed, and any session turn by turn.
 
+    With --openenv and --mcp the environments are served to clients of OpenEnv and of MCP too.
+
     With --rollouts a rollout service runs beside: trainers submit jobs to it and get scored trajectories, exact to the
     token. It samples with vLLM servers. After SIGTERM it begins nothing more, and its rollouts have --drain seconds;
     what is cut off begins again when the service is started again with the same --jobs-file.
@@ -299,6 +303,7 @@ def command(ctx: click.Context, config_file: Path | None, new: bool, **options: 
       gymhost serve --attributes 'CartPole-v1=gravity,length' --wrapper my_environments:Noise
       gymhost serve --sandbox docker --sandbox-option runtime=runsc
       gymhost serve 'openenv:echo' --python openenv:echo=.venv-openenv/bin/python
+      gymhost serve --openenv 127.0.0.1:50060 --mcp 127.0.0.1:50061
       gymhost serve --config server.toml
       gymhost serve my_environments --rollouts --tokenizer ./Qwen3-4B --generator http://gpu3:8000
       gymhost serve --rollouts --environments cpu7:50051 --tokenizer ./Qwen3-4B
@@ -340,24 +345,36 @@ def command(ctx: click.Context, config_file: Path | None, new: bool, **options: 
         if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT and value not in ((), {})
     }
     about_dashboard = {name: given.pop(name) for name in ("dashboard", "no_dashboard") if name in given}
+    about_gateways = {name: given.pop(name) for name in PROTOCOLS if name in given}
     about_rollouts = {name: given.pop(name) for name in list(given) if name.startswith("rollouts")}
     tokens = _tokens(new)
     settings = (read_file(config_file) if config_file is not None else {}) | given
     dashboard = dashboard_wanted(settings, about_dashboard)
+    gateways = gateways_wanted(settings, about_gateways)
     rollouts = configure_rollouts(settings, about_rollouts, tokens)
     if rollouts is not None and rollouts.environments:
+        if gateways:
+            raise click.UsageError(
+                f"--{gateways[0].protocol} is for a server that hosts environments: with --environments "
+                "none are hosted here"
+            )
         _serve_rollouts(rollouts, dashboard)
     else:
-        _serve(_configure(settings, tokens), rollouts, dashboard)
+        _serve(_configure(settings, tokens), rollouts, dashboard, gateways)
 
 
-def _serve(config: ServerConfig, rollouts: "RolloutsConfig | None", dashboard: Wanted) -> None:
+def _serve(config: ServerConfig, rollouts: "RolloutsConfig | None", dashboard: Wanted, gateways: list[Place]) -> None:
     """Hosts environments, and runs beside them what there is to be."""
     _, serving = need("server", "gymhost serve", "gymhost.envs", "gymhost.server.serving")
     if rollouts is not None:
         _need_rollouts()
+    check_gateways(gateways, config)
+    for place in gateways:
+        extra, package = ("mcp", "mcp") if place.protocol == "mcp" else ("server", "websockets")
+        need_installed(extra, f"gymhost serve --{place.protocol}", package)
+    spoken = [serving.GatewayWanted(*place) for place in gateways]
     try:
-        serving.serve(config, rollouts, _dashboard(dashboard, config, alone=False), on_ready=_announce_all)
+        serving.serve(config, rollouts, _dashboard(dashboard, config, alone=False), spoken, on_ready=_announce_all)
     except Error as error:
         missing = _NOT_FOUND.search(error.message)
         # A module that is there may also lack one that it imports.
@@ -435,7 +452,21 @@ def _announce_all(running: "Serving") -> None:
     _announce(running.environments)
     if running.rollouts_address:
         _say_rollouts(running.rollouts_address, running.environments.config)
+    _say_gateways(running, running.environments.config)
     _say_dashboard(running, running.environments.config)
+
+
+def _say_gateways(running: "Serving", config: DoorSettings) -> None:
+    for protocol, address in running.gateways.items():
+        path = "/env/ID" if protocol == "openenv" else "/env/ID/mcp"
+        click.echo(f"gymhost speaks {PROTOCOLS[protocol]} on {_url(address, config)}{path}")
+
+
+def _url(address: str, config: DoorSettings) -> str:
+    """Where others find what listens, for HTTP."""
+    host, _, port = address.rpartition(":")
+    shown = f"{socket.gethostname()}:{port}" if host.strip("[]") in ("0.0.0.0", "::") else address
+    return f"{'https' if config.tls_cert else 'http'}://{shown}"
 
 
 def _say_dashboard(running: "Serving", config: DoorSettings) -> None:
@@ -445,9 +476,7 @@ def _say_dashboard(running: "Serving", config: DoorSettings) -> None:
     if dashboard.problem:
         click.echo(f"there is no dashboard: {dashboard.problem} (--dashboard ADDRESS)", err=True)
         return
-    host, _, port = dashboard.address.rpartition(":")
-    shown = f"{socket.gethostname()}:{port}" if host.strip("[]") in ("0.0.0.0", "::") else dashboard.address
-    click.echo(f"gymhost shows all of it on {'https' if config.tls_cert else 'http'}://{shown}/")
+    click.echo(f"gymhost shows all of it on {_url(dashboard.address, config)}/")
 
 
 def _say_rollouts(address: str, config: DoorSettings) -> None:
