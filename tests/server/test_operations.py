@@ -38,7 +38,7 @@ from gymhost.v1 import environments_pb2 as environments_pb
 from gymhost.v1 import operations_pb2 as pb
 from gymhost.wire import values
 from support.raw import channel_to, command, create, step
-from support.server import TESTS, ServerProcess, until
+from support.server import PATIENCE, TESTS, ServerProcess, until
 
 StartServer = Callable[..., ServerProcess]
 
@@ -271,7 +271,7 @@ async def test_a_session_is_for_its_owner_and_for_admins(server: ServerProcess) 
         with pytest.raises(EnvironmentFault):
             await session.step("raise")
         async with asyncio.timeout(PATIENCE):  # likes of other tests' are told once a second
-            while "mine" not in {failure.label for failure in await own.failures("test/Raises-v0")}:
+            while "mine" not in {failure.label for failure in await own.failures("test/Raises-v0")}:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         for operations, sees in ((own, True), (ruler, True), (other, False), (reader, False)):
             assert [each.name for each in (await operations.live()).sessions] == ([name] if sees else [])
