@@ -52,12 +52,16 @@ def weights_folder(weights: Any) -> Path | None:
     """The folder that weights are in; None if they are in memory.
 
     Raises:
-        WeightsRefused: The folder holds no safetensors files.
+        WeightsRefused: The folder holds no safetensors files, or can't be read.
     """
     if not isinstance(weights, str | os.PathLike):
         return None
     folder = Path(cast("str | os.PathLike[str]", weights)).absolute()
-    if not any(folder.glob("*.safetensors")):
+    try:
+        found = any(folder.glob("*.safetensors"))
+    except (OSError, ValueError) as error:  # a name that is too long, or has a null character
+        raise WeightsRefused(f"the folder of the weights can't be read: {getattr(error, 'strerror', error)}") from None
+    if not found:
         raise WeightsRefused(f"{folder} holds no safetensors files")
     return folder
 

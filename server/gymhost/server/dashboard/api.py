@@ -6,7 +6,6 @@ import math
 import socket
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
 from typing import Any, TypeAlias, cast
 
 from starlette.requests import Request
@@ -57,12 +56,18 @@ def routes(config: DashboardConfig, readers: Readers) -> list[tuple[str, str, En
         """A session turn by turn, as server-sent events."""
         if streams.locked():
             raise errors.CapacityExhausted(f"{STREAMS} sessions are followed here already")
+        # There is a place: it is taken before anything is waited for.
+        await streams.acquire()
         turns = reader.environments.follow(request.path_params["name"])
         try:
             first = await anext(turns)  # what is wrong with it is answered as with any request
         except StopAsyncIteration:
+            streams.release()
             raise errors.SessionClosed("the session has ended") from None
-        return StreamingResponse(_events(first, turns, streams), media_type="text/event-stream")
+        except BaseException:
+            streams.release()
+            raise
+        return Following(first, turns, streams)
 
     return [
         ("GET", "state", state),
@@ -89,7 +94,7 @@ async def sessions(request: Request, reader: Reader) -> Response:
     """Sessions, one by one."""
     asked = request.query_params
     found = await reader.environments.live(
-        asked.get("environment", ""), asked.get("state", ""), int(_number(request, "limit"))
+        asked.get("environment", ""), asked.get("state", ""), min(max(int(_number(request, "limit")), 0), 1000)
     )
     return JSONResponse(told(found))
 
@@ -205,30 +210,50 @@ async def _asked(server: Asked | None, ask: Callable[[], Awaitable[dict[str, Any
         return {"without": error.message}
 
 
-async def _events(
-    first: Any, turns: AsyncGenerator[Any, None], streams: asyncio.Semaphore
-) -> AsyncGenerator[str, None]:
-    """Server-sent events; a stream that is cut off by its reader ends here."""
-    async with streams, aclosing(turns):
-        yield _event(followed(first))
-        coming: asyncio.Future[Any] | None = None
+class Following(StreamingResponse):
+    """A session turn by turn, as server-sent events. It ends with its reader, however early that one goes away.
+
+    Args:
+        first: What came first.
+        turns: What comes.
+        streams: Where a place was taken for it, which it gives back.
+    """
+
+    def __init__(self, first: Any, turns: AsyncGenerator[Any, None], streams: asyncio.Semaphore) -> None:
+        super().__init__(_events(first, turns), media_type="text/event-stream")
+        self._turns = turns
+        self._streams = streams
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Sends it."""
         try:
-            while True:
-                coming = coming or asyncio.ensure_future(anext(turns, None))
-                done, _ = await asyncio.wait([coming], timeout=SIGN)
-                if not done:
-                    yield ": still here\n\n"
-                    continue
-                response, coming = coming.result(), None
-                if response is None:
-                    return
-                yield _event(followed(response))
-        except errors.Error as error:
-            yield _event({"turns": [], "missed": 0, "lost": error.message})
+            await super().__call__(scope, receive, send)
         finally:
-            if coming is not None:
-                coming.cancel()
-                await asyncio.wait([coming])
+            self._streams.release()
+            await self._turns.aclose()
+
+
+async def _events(first: Any, turns: AsyncGenerator[Any, None]) -> AsyncGenerator[str, None]:
+    yield _event(followed(first))
+    coming: asyncio.Future[Any] | None = None
+    try:
+        while True:
+            coming = coming or asyncio.ensure_future(anext(turns, None))
+            done, _ = await asyncio.wait([coming], timeout=SIGN)
+            if not done:
+                yield ": still here\n\n"
+                continue
+            response, coming = coming.result(), None
+            if response is None:
+                return
+            yield _event(followed(response))
+    except errors.Error as error:
+        yield _event({"turns": [], "missed": 0, "lost": error.message})
+    finally:
+        if coming is not None:
+            coming.cancel()
+            # Until it has ended nothing else may be done with what it waits for.
+            await asyncio.wait([coming])
 
 
 def _event(said: dict[str, Any]) -> str:

@@ -18,8 +18,8 @@ from gymhost.wire import errors
 __all__ = ["STATES", "Live"]
 
 STATES = ("making", "running", "waiting", "closing")
-# How many are told where nobody says.
-SOME = 100
+# How many are told where nobody says, and at most.
+SOME, MOST = 100, 1000
 # Seconds that a worker gets to say what its sessions do.
 ANSWER_LIMIT = 2.0
 
@@ -68,7 +68,7 @@ class Live:
         Raises:
             InvalidArgument: There is no such state.
         """
-        wanted, limit = request.state, request.limit or SOME
+        wanted, limit = request.state, min(request.limit or SOME, MOST)
         if wanted and wanted not in STATES:
             raise errors.InvalidArgument(f"a session is {', '.join(STATES)}, not {wanted!r}")
 

@@ -62,7 +62,8 @@ class Failures:
         error = pb.Error.FromString(payload)
         if error.limit == "command":
             return  # its caller's own
-        key = lane, command, error.exception or str(code), error.traceback.rstrip().rpartition("\n")[2]
+        last = error.traceback.rstrip().rpartition("\n")[2][:MESSAGE]
+        key = lane, command, (error.exception or str(code))[:EXCEPTION], last
         like = self._likes.get(key)
         if like is None and len(self._likes) >= MOST:
             return
