@@ -257,6 +257,19 @@ async def test_whoever_follows_too_slowly_misses_turns_and_the_session_waits_for
             assert "digest" in values.decode(turn.info)
 
 
+async def test_a_failure_is_told_though_its_session_ends_at_once(server: ServerProcess) -> None:
+    wanted = {f"short {number}" for number in range(3)}
+    async with connect(server.address, token="use") as remote, Operations(server.address, token="use") as own:
+        for label in sorted(wanted):
+            async with remote.session("test/Raises-v0") as session:
+                await session.reset(label=label)
+                with pytest.raises(EnvironmentFault):
+                    await session.step("raise")
+            async with asyncio.timeout(PATIENCE):
+                while label not in {failure.label for failure in await own.failures("test/Raises-v0")}:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+
+
 async def test_a_session_is_for_its_owner_and_for_admins(server: ServerProcess) -> None:
     async with (
         connect(server.address, token="use") as remote,

@@ -220,7 +220,7 @@ class Server:
                 "environment": failure.environment_id,
                 "rollout": failure.label,
                 "worker": worker.number,
-                "identity": self._table.owner_of(lane),
+                "identity": self._table.last_owner_of(lane),
             },
         )
 

@@ -381,6 +381,11 @@ class SessionTable:
         making = self.making.get(lane)
         return making and making.identity
 
+    def last_owner_of(self, lane: int) -> str | None:
+        """Whose a lane is, or was not long ago."""
+        ended = self._ended_lanes.get(lane)
+        return self.owner_of(lane) or (ended and ended.identity)
+
     def end_of(self, lane: int, identity: str) -> errors.Error | None:
         """How the session of a lane ended, if it was this caller's and not long ago."""
         ended = self._ended_lanes.get(lane)

@@ -32,15 +32,15 @@ class Failures:
         self._kept: dict[_Key, pb.Failure] = {}
 
     def add(self, lane: int, failure: pb.Failure) -> None:
-        """Takes what a worker tells of a lane; of one that is nobody's there is nobody to tell.
+        """Takes what a worker tells of a lane, whose session may have ended since.
 
         Args:
             lane: The lane.
             failure: What went wrong on it.
         """
-        identity = self._table.owner_of(lane)
+        identity = self._table.last_owner_of(lane)
         if identity is None:
-            return
+            return  # it is nobody's, so that there is nobody to tell
         failure.session = name_of(lane)
         for field in ("environment_id", "label", "command", "code", "exception"):
             setattr(failure, field, getattr(failure, field)[:NAME])
