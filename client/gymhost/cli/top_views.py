@@ -173,7 +173,7 @@ def size_text(number: float) -> str:
 
 def mean(total: float, of: int) -> Cell:
     """A mean, if it is one of something."""
-    return Cell(f"{total / of:.3f}", total / of) if of else Cell("-", None, DIM)
+    return Cell(f"{total / of:.4g}", total / of) if of else Cell("-", None, DIM)
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
