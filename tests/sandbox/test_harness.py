@@ -108,8 +108,10 @@ async def test_an_agent_that_asks_beside_another_one(start: Start) -> None:
     assert {first["content"][-1], second["content"][-1]} == {"a", "b"}
     assert info["conversation"] == "anew"
     third, _, _, _, info = await env.astep("Yes?")
-    assert [message["content"] for message in third] == [first["content"], "Yes?", "And?"]
-    assert info["conversation"] == "anew"
+    # Either of them may be the first to ask again: it goes on, or what was said with it is told anew.
+    told = [message["content"] for message in third]
+    assert told in (["And?"], [first["content"], "Yes?", "And?"])
+    assert (info.get("conversation") == "anew") is (len(told) > 1)
     await env.astep("Yes?")
     assert (await env.astep("Yes?"))[2]
 
